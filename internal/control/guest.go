@@ -1,0 +1,126 @@
+package control
+
+import (
+	"context"
+	"io/fs"
+	"time"
+)
+
+// Guests reaches the PID 1 of sandboxes by the sandboxes' names.
+type Guests interface {
+	// Guest returns the guest of a running sandbox. It is cheap, keeps one
+	// connection per sandbox and dials anew when that is gone.
+	Guest(name string) Guest
+	// Forget closes what is open to that sandbox: it is being torn down.
+	Forget(name string)
+}
+
+// Guest is the PID 1 of one sandbox. What it says is untrusted: root in the
+// sandbox can take it over. A call that did not get its answer fails with
+// ErrGuestUnreachable after the connection was dialled anew once; each call may
+// be repeated safely, since commands are named by the caller.
+type Guest interface {
+	// Ping answers once the guest does, until ctx ends.
+	Ping(ctx context.Context) error
+	// Start starts a command, or does nothing if one of that name was ever
+	// started in this run of the sandbox. A program that is missing or cannot be
+	// executed is no error of Start: the exec ends with 127 or 126.
+	// Errors: *FileError ENOENT where an explicit Cwd does not exist.
+	Start(ctx context.Context, s ExecStart) (ExecStarted, error)
+	// Wait waits for the end of an exec, and returns its output bounded to
+	// limit bytes of each stream: the first 40 % and the last 60 %, joined.
+	// Errors: ErrNoExec; ctx's.
+	Wait(ctx context.Context, exec string, limit int) (ExecEnd, error)
+	// Gone waits until nothing that the exec started is alive. Errors: ErrNoExec; ctx's.
+	Gone(ctx context.Context, exec string) error
+	// Execs lists what runs, what ended commands left running, and lately ended ones.
+	Execs(ctx context.Context) ([]ExecStatus, error)
+	// Signal sends a signal ("TERM", "KILL", ...) to an exec: the whole tree, or its first process.
+	// It returns how many still live: verified 0 for KILL of a tree; for others after 100 ms.
+	Signal(ctx context.Context, exec, signal string, tree bool) (survivors int, err error)
+
+	// The file calls. A relative path counts from the workdir. Errors: *FileError.
+	ReadFile(ctx context.Context, path string, offset int64, length int) (FileChunk, error)
+	WriteFile(ctx context.Context, w FileWrite) (size int64, err error)
+	ListFiles(ctx context.Context, path string) ([]FileInfo, error)
+	StatFile(ctx context.Context, path string) (FileInfo, error)
+	RemoveFile(ctx context.Context, path string, recursive bool) error
+	Mkdir(ctx context.Context, path string, recursive bool) error
+}
+
+// ExecStart is a command to start. Either Shell or Argv is set.
+type ExecStart struct {
+	Exec       string            // the plane's name for it, unique for ever
+	Shell      string            // text for a shell; shell state carries over
+	Argv       []string          // a program and its arguments; shell state is left alone
+	Cwd        string            // "": the carried directory for Shell, the workdir for Argv
+	Workdir    string            // the environment's workdir
+	Variables  map[string]string // the environment's variables, overlaid by those of the call
+	Stdin      []byte            // what it reads, then end of file
+	Timeout    time.Duration     // 0: none; then TERM, 2 s, KILL to the whole tree
+	Background bool
+}
+
+// ExecStarted tells of a command that runs, or ran.
+type ExecStarted struct {
+	PID     int // as the sandbox numbers it
+	Existed bool
+}
+
+// ExecEnd is how an exec ended.
+type ExecEnd struct {
+	ExitCode   int    // 128+N after signal N, 127 missing, 126 not executable, 124 timed out
+	Signal     string // "KILL"; "" if none
+	OOM        bool   // the kernel killed a process of it for want of memory
+	TimedOut   bool
+	Stdout     []byte
+	Stderr     []byte
+	OmittedOut int64 // bytes of stdout left out between head and tail
+	OmittedErr int64
+	OutputLost bool // the output is no longer kept
+	Duration   time.Duration
+	Cwd        string // the directory it ended in (Shell) or ran in
+	CwdLost    string // the carried directory that was gone, so that it started in the workdir; "" if none
+	Left       int    // processes that it left running
+}
+
+// ExecStatus is one line of a guest's list.
+type ExecStatus struct {
+	Exec       string
+	PID        int
+	Command    string // as shown to people
+	StartedAt  time.Time
+	EndedAt    time.Time // zero while it runs
+	Background bool
+	Left       bool // its command has ended and processes of it live
+	Running    bool // its command runs
+	ExitCode   int  // once ended
+	Timeout    time.Duration
+}
+
+// FileChunk is a part of a file.
+type FileChunk struct {
+	Data  []byte
+	Size  int64 // of the whole file, in bytes
+	Mode  fs.FileMode
+	MTime time.Time
+	EOF   bool
+}
+
+// FileWrite is a write of a whole file, or an append to one.
+type FileWrite struct {
+	Path   string
+	Data   []byte
+	Mode   *fs.FileMode // nil: 0644 for a new file, unchanged for an old one
+	Append bool
+	Mkdirs bool
+}
+
+// FileInfo describes one file.
+type FileInfo struct {
+	Name  string
+	Type  string // "file", "dir", "symlink", "other"
+	Size  int64
+	Mode  fs.FileMode
+	MTime time.Time
+}
