@@ -188,7 +188,8 @@ func (c *config) register(cmd *cobra.Command, names ...string) {
 	}
 }
 
-// load fills in what the flags did not set: a variable goes before the file.
+// load fills in what the flags did not set (a variable goes before the file) and
+// makes the data directory's path absolute.
 func (c *config) load(cmd *cobra.Command, names ...string) error {
 	v := viper.New()
 	v.SetEnvPrefix(envPrefix)
@@ -214,6 +215,11 @@ func (c *config) load(cmd *cobra.Command, names ...string) error {
 			return usagef("%s %w", from, err)
 		}
 	}
+	dir, err := filepath.Abs(c.dataDir)
+	if err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
+	c.dataDir = dir
 	return nil
 }
 
@@ -269,13 +275,8 @@ func (s setting) set(raw any) error {
 	return nil
 }
 
-// check holds the rules that join settings, and makes paths absolute.
+// check holds the rules that join settings.
 func (c *config) check(ctx context.Context) error {
-	dir, err := filepath.Abs(c.dataDir)
-	if err != nil {
-		return fmt.Errorf("data directory: %w", err)
-	}
-	c.dataDir = dir
 	if presets := slices.DeleteFunc([]string{c.agentToken, c.operatorToken, c.viewerToken}, func(s string) bool { return s == "" }); len(presets) > 1 {
 		slices.Sort(presets)
 		if len(slices.Compact(presets)) < len(presets) {

@@ -1,0 +1,21 @@
+// Package test has the end-to-end tests, and what they and the benchmarks
+// stand on: the real binary as a process of its own, on a free port, with fresh data and
+// an instance of its own, against a real engine.
+//
+//	func TestMain(m *testing.M) { test.Main(m) }
+//
+//	s := test.Start(t, "--lifetime", "2s")      // stopped, pruned and verified at the test's end
+//	agent := s.Agent(t, "hermes")               // the public client, connected
+//	env := s.Env(t, id)                         // as operators see it
+//	s.Events().Wait(t, "it is dormant", test.Is("env.dormant", id))
+//	s.Kill(t)                                   // kill -9
+//	s.Restart(t)                                // on the same data
+//
+// Nothing waits for time: tests wait for events, which the server writes in the
+// transaction of what they tell. A server that ends by itself, answers a stop with
+// another code than 0, has a data race, or leaves something on the engine
+// that prune does not find fails the test.
+//
+// A missing engine or browser skips the test, naming what is missing, unless
+// SANDKEEPER_TEST_REQUIRE (a list of "docker" and "browser") has it: then it fails.
+package test

@@ -1,0 +1,60 @@
+package test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+)
+
+// Main runs a package's tests and then removes what they shared.
+func Main(m *testing.M) {
+	code := m.Run()
+	if err := errors.Join(removeImage(), removeBinary()); err != nil {
+		fmt.Fprintln(os.Stderr, "test:", err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+// binary builds the server, once for each test process.
+var binary = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "sandkeeper-test-*")
+	if err != nil {
+		return "", err
+	}
+	built.dir = dir
+	path := filepath.Join(dir, "sandkeeper")
+	args := []string{"build", "-o", path}
+	if raceDetector {
+		args = append(args, "-race")
+	}
+	out, err := exec.Command("go", append(args, "sandkeeper/cmd/server")...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build the server: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// built is the directory of the binary, once there is one.
+var built struct{ dir string }
+
+func removeBinary() error {
+	if built.dir == "" {
+		return nil
+	}
+	return os.RemoveAll(built.dir)
+}
+
+// Binary returns the path of the server's binary.
+func Binary(t testing.TB) string {
+	t.Helper()
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
