@@ -1,7 +1,6 @@
 package control
 
 import (
-	"context"
 	"log/slog"
 	"time"
 )
@@ -188,5 +187,3 @@ type Changes struct {
 	Reset  bool     // the log no longer reaches back to where this watch stood
 	Envs   []string // ids of environments whose View changed, the removed ones too
 }
-
-var _ = context.Background

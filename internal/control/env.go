@@ -62,6 +62,10 @@ type Env struct {
 	Labels     map[string]string `json:"labels,omitempty"`
 	Error      string            `json:"error,omitempty"` // why the last start failed
 
+	// The generations in which the environment and its root file system began.
+	CreatedGeneration int64 `json:"created_generation"`
+	RootGeneration    int64 `json:"root_generation"`
+
 	CreatedAt    time.Time `json:"created_at"`
 	StartedAt    time.Time `json:"started_at,omitzero"` // of this generation
 	LastActivity Activity  `json:"last_activity"`

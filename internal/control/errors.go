@@ -68,6 +68,8 @@ var (
 	ErrImageMissing = errors.New("image is not on the engine")
 	// ErrImageUnavailable: the image is not here and cannot be pulled. Its text has the engine's own words.
 	ErrImageUnavailable = errors.New("image unavailable")
+	// ErrSpecRefused: the engine will never make such a sandbox. Its text has the engine's own words.
+	ErrSpecRefused = errors.New("the engine refuses this")
 	// ErrNoSandbox: the engine knows no sandbox of that name.
 	ErrNoSandbox = errors.New("no such sandbox")
 	// ErrGuestUnreachable: the sandbox's PID 1 cannot be reached; whether a call took effect is not known.

@@ -1,0 +1,578 @@
+package control
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// What an exec is doing.
+type execState int
+
+const (
+	execWaiting execState = iota // for its environment
+	execRunning
+	execLeft // its command has ended; processes of it live on
+	execEnded
+)
+
+const (
+	endedKept     = 10 * time.Minute // how long exec.list shows an ended one
+	endedMost     = 64               // how many of them, per environment
+	recordedBytes = 64 << 10         // of each stream kept on disk with an exec's id
+	execHoldMax   = 24 * time.Hour   // a running exec holds no longer
+	execHoldSlack = 5 * time.Second  // past its timeout: TERM, 2 s, KILL
+)
+
+// exec is one command. Its fields are guarded by the task's lock until done is
+// closed; then end, lost and err are there to be read.
+type exec struct {
+	e          *env
+	name       string
+	id         string // the caller's, "" if none
+	digest     string
+	command    string // as shown
+	session    string
+	start      ExecStart
+	guard      *int64 // the generation it may start in alone
+	state      execState
+	generation int64 // 0 until it is bound to one
+	pid        int
+	startedAt  time.Time
+	endedAt    time.Time
+	leftSince  time.Time
+
+	ctx    context.Context // ends with it: with all that it left, or with its run of the sandbox
+	cancel context.CancelFunc
+	done   chan struct{} // closed at the end of its command
+	end    ExecEnd
+	lost   *Tombstone
+	err    error
+}
+
+func (e *env) newExec(name string, now time.Time) *exec {
+	x := &exec{e: e, name: name, startedAt: now, done: make(chan struct{})}
+	x.ctx, x.cancel = context.WithCancel(e.t.p.ctx)
+	return x
+}
+
+// hold tells whether and until when the exec keeps the countdown from running.
+func (x *exec) hold(now time.Time) (Hold, bool) {
+	h := Hold{Kind: HoldExec, Ref: x.name, Since: At(x.startedAt)}
+	var until, drop time.Time
+	switch {
+	case x.state == execEnded:
+		return h, false
+	case x.state == execLeft:
+		h.Kind, h.Since = HoldProcess, At(x.leftSince)
+		until = x.leftSince.Add(x.e.t.p.o.BackgroundMaxAge)
+		drop = until
+	case x.start.Background:
+		h.Kind = HoldProcess
+		until = x.startedAt.Add(x.e.t.p.o.BackgroundMaxAge)
+		drop = until
+	default:
+		until = x.startedAt.Add(execHoldMax)
+		drop = until
+		if t := x.start.Timeout; t > 0 && t < execHoldMax {
+			until = x.startedAt.Add(t)
+			drop = until.Add(execHoldSlack)
+		}
+	}
+	if !now.Before(drop) {
+		return h, false
+	}
+	h.Until = AtPtr(ceilMillis(until))
+	if !now.Before(until) { // in the slack: the bound is the slack's end
+		h.Until = AtPtr(ceilMillis(drop))
+	}
+	return h, true
+}
+
+// digestOf tells one command from another: what runs, where, and with what.
+func digestOf(r *RunRequest) string {
+	b, _ := json.Marshal([]any{r.Command, r.Argv, r.Cwd, r.Variables, r.Stdin})
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:16])
+}
+
+func shown(r *RunRequest) string {
+	if r.Command != "" {
+		return clip(r.Command, 200)
+	}
+	return clip(strings.Join(r.Argv, " "), 200)
+}
+
+// Run runs a command to its end. The command goes on when ctx ends; with an id
+// it can be asked for again.
+func (s *Session) Run(ctx context.Context, r RunRequest) (Ran, error) {
+	e, id, err := s.resolve(r.Ref)
+	if err != nil {
+		// An id is remembered longer than its environment.
+		if id != "" && r.ID != "" && r.check() == nil {
+			if rec, ok, rerr := s.p.o.Store.Exec(id, r.ID); rerr == nil && ok && rec.End != nil && rec.Digest == digestOf(&r) {
+				return Ran{Exec: rec.Exec, End: clipEnd(*rec.End, r.outputLimit())}, nil
+			}
+		}
+		return Ran{}, err
+	}
+	x, known, err := s.begin(ctx, e, &r)
+	if err != nil {
+		return Ran{}, err
+	}
+	if known != nil {
+		return s.recorded(ctx, e, *known, r.outputLimit())
+	}
+	select {
+	case <-x.done:
+	case <-ctx.Done():
+		return Ran{}, ctx.Err()
+	}
+	switch {
+	case x.err != nil:
+		return Ran{}, x.err
+	case x.lost != nil:
+		return Ran{}, gone(x.lost)
+	}
+	ran := Ran{Exec: x.name, End: clipEnd(x.end, r.outputLimit())}
+	ran.Notice = s.notice(e, x.generation)
+	return ran, nil
+}
+
+// begin finds the exec of that id, or starts a new one. The task is locked on
+// entry, and not on return. known is the record of one that has ended.
+func (s *Session) begin(ctx context.Context, e *env, r *RunRequest) (x *exec, known *ExecRecord, err error) {
+	t := e.t
+	defer t.mu.Unlock()
+	if err := r.check(); err != nil {
+		return nil, nil, err
+	}
+	digest := digestOf(r)
+	name := ""
+	if r.ID != "" {
+		if x := e.byID[r.ID]; x != nil {
+			if x.digest != digest {
+				return nil, nil, Errorf(KindConflict, "the id %q was used for another command", clip(r.ID, 64))
+			}
+			return x, nil, nil
+		}
+		rec, ok, err := s.p.o.Store.Exec(e.id, r.ID)
+		switch {
+		case err != nil:
+			return nil, nil, &Error{Kind: KindInternal, Message: "the server could not read its database", Err: err}
+		case ok && rec.Digest != digest:
+			return nil, nil, Errorf(KindConflict, "the id %q was used for another command", clip(r.ID, 64))
+		case ok && (rec.End != nil || rec.Lost != nil):
+			return nil, &rec, nil
+		case ok && rec.Generation != e.rec.Load().Generation:
+			return nil, nil, gone(e.endOf(e.rec.Load(), rec.Generation))
+		case ok:
+			// It is on disk, and nobody waits for it: the guest says whether it
+			// ever started. By the same name it starts at most once.
+			name = rec.Exec
+		}
+	}
+	if err := s.p.checkDraining(); err != nil {
+		return nil, nil, err
+	}
+	rec := e.rec.Load()
+	if r.Generation != nil && (*r.Generation != rec.Generation || rec.State != Ready && rec.State != Starting) {
+		return nil, nil, gone(e.endOf(rec, *r.Generation))
+	}
+	running := 0
+	for _, x := range e.execs {
+		if x.state != execLeft {
+			running++
+		}
+	}
+	if running >= s.p.o.MaxExecsPerEnv {
+		return nil, nil, Errorf(KindQuota, "%d commands run in the environment; at most %d are allowed", running, s.p.o.MaxExecsPerEnv)
+	}
+	if name == "" {
+		name = "x" + newID()
+	}
+	x = e.newExec(name, s.p.Now())
+	x.id, x.digest, x.command, x.session, x.guard = r.ID, digest, shown(r), s.rec.ID, r.Generation
+	x.start = ExecStart{
+		Exec: name, Shell: r.Command, Argv: r.Argv, Cwd: r.Cwd,
+		Variables: r.Variables, Stdin: []byte(r.Stdin), Timeout: r.timeout(),
+	}
+	tx := t.begin()
+	tx.join(s, true)
+	tx.activity(e, "exec", s.actor())
+	e.users[s] = struct{}{}
+	e.execs[name] = x
+	if r.ID != "" {
+		e.byID[r.ID] = x
+	}
+	if err := tx.finish(ctx); err != nil {
+		e.forget(x)
+		x.cancel()
+		return nil, nil, err
+	}
+	s.p.background(func() { s.p.drive(x, s.actor()) })
+	return x, nil, nil
+}
+
+// forget takes an exec that never started out again; the task is locked.
+func (e *env) forget(x *exec) {
+	delete(e.execs, x.name)
+	if e.byID[x.id] == x {
+		delete(e.byID, x.id)
+	}
+}
+
+// drive brings an exec from waiting to its end.
+func (p *Plane) drive(x *exec, actor string) {
+	e, t := x.e, x.e.t
+	t.mu.Lock()
+	err := e.bind(p.ctx, x, actor)
+	t.mu.Unlock()
+	if err == nil {
+		err = p.startExec(x)
+	}
+	if err != nil {
+		p.execFailed(x, err)
+		return
+	}
+	p.followExec(x)
+}
+
+// bind waits for its environment and ties the exec to the generation that is
+// ready: from then on the reaper sees it. The task is locked.
+func (e *env) bind(ctx context.Context, x *exec, actor string) error {
+	if err := e.awaitReady(ctx, actor, "exec"); err != nil {
+		return err
+	}
+	rec := e.rec.Load()
+	if x.guard != nil && *x.guard != rec.Generation {
+		return gone(e.endOf(rec, *x.guard))
+	}
+	tx := e.t.begin()
+	x.generation, x.state, x.startedAt = rec.Generation, execRunning, tx.now
+	x.start.Workdir = rec.Applied.Workdir
+	vars := make(map[string]string, len(rec.Applied.Variables)+len(x.start.Variables))
+	for k, v := range rec.Applied.Variables {
+		vars[k] = v
+	}
+	for k, v := range x.start.Variables {
+		vars[k] = v
+	}
+	x.start.Variables = vars
+	if x.id != "" {
+		tx.must = true // before the command starts
+		tx.batch.Execs = append(tx.batch.Execs, x.record())
+	}
+	tx.activity(e, "exec", actor)
+	return tx.finish(ctx)
+}
+
+// record is what is kept of an exec whose caller gave an id.
+func (x *exec) record() ExecRecord {
+	return ExecRecord{Exec: x.name, Env: x.e.id, ID: x.id, Digest: x.digest, Generation: x.generation, StartedAt: x.startedAt, Timeout: x.start.Timeout}
+}
+
+// persist calls f until it is no longer the guest that cannot be reached, or
+// the exec's run of the sandbox is over. Whether a call took effect is not
+// known then; all of them can be repeated.
+func (p *Plane) persist(x *exec, f func(g Guest) error) error {
+	pause := 50 * time.Millisecond
+	for {
+		err := f(p.o.Guests.Guest(x.e.sandbox()))
+		if !errors.Is(err, ErrGuestUnreachable) {
+			return err
+		}
+		select {
+		case <-x.ctx.Done():
+			return err
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, 2*time.Second)
+	}
+}
+
+func (p *Plane) startExec(x *exec) error {
+	return p.persist(x, func(g Guest) error {
+		started, err := g.Start(x.ctx, x.start)
+		if err != nil {
+			return err
+		}
+		x.e.t.mu.Lock()
+		x.pid = started.PID
+		x.start.Stdin = nil
+		x.e.t.mu.Unlock()
+		return nil
+	})
+}
+
+// followExec waits for the end of an exec that runs, and then for what it left.
+func (p *Plane) followExec(x *exec) {
+	var end ExecEnd
+	err := p.persist(x, func(g Guest) (err error) {
+		end, err = g.Wait(x.ctx, x.name, maxOutputLimit)
+		return err
+	})
+	if err != nil {
+		p.execFailed(x, err)
+		return
+	}
+	p.execEnded(x, end)
+	if end.Left > 0 {
+		p.followLeft(x)
+	}
+}
+
+// followLeft waits until nothing is left of an exec that has ended.
+func (p *Plane) followLeft(x *exec) {
+	e := x.e
+	err := p.persist(x, func(g Guest) error { return g.Gone(x.ctx, x.name) })
+	if err != nil && !errors.Is(err, ErrNoExec) {
+		return // its sandbox is gone, or we are
+	}
+	e.t.mu.Lock()
+	defer e.t.mu.Unlock()
+	if e.execs[x.name] != x {
+		return
+	}
+	tx := e.t.begin()
+	x.state = execEnded
+	x.cancel()
+	delete(e.execs, x.name)
+	e.keepEnded(x, tx.now)
+	tx.finish(p.ctx) //nolint:errcheck // written behind
+	p.hub.changed(e.id)
+}
+
+// execEnded takes the end of an exec. One with an id is told once that is on disk.
+func (p *Plane) execEnded(x *exec, end ExecEnd) {
+	e := x.e
+	e.t.mu.Lock()
+	defer e.t.mu.Unlock()
+	if x.state == execEnded || x.state == execLeft {
+		return // lost meanwhile
+	}
+	tx := e.t.begin()
+	x.endedAt, x.end = tx.now, end
+	if end.Left > 0 {
+		x.state, x.leftSince = execLeft, tx.now
+	} else {
+		x.state = execEnded
+		x.cancel()
+		delete(e.execs, x.name)
+		e.keepEnded(x, tx.now)
+	}
+	if x.id != "" {
+		rec := x.record()
+		rec.EndedAt = tx.now
+		kept := end
+		if len(end.Stdout) > recordedBytes || len(end.Stderr) > recordedBytes {
+			kept.Stdout, kept.Stderr, kept.OutputLost = nil, nil, true
+		}
+		rec.End = &kept
+		tx.must = true
+		tx.batch.Execs = append(tx.batch.Execs, rec)
+		if e.byID[x.id] == x {
+			tx.after = append(tx.after, func() { delete(e.byID, x.id) })
+		}
+	}
+	tx.activity(e, "exec", e.rec.Load().LastActivity.Actor)
+	tx.checkTurn()
+	if err := tx.finish(p.ctx); err != nil && x.id != "" {
+		x.err = err // the guest keeps the result: asking again by id finds it
+		e.forget(x)
+	}
+	p.hub.changed(e.id)
+	close(x.done)
+}
+
+// execFailed ends an exec that did not come to an end of its own.
+func (p *Plane) execFailed(x *exec, err error) {
+	e := x.e
+	e.t.mu.Lock()
+	defer e.t.mu.Unlock()
+	if x.state == execEnded || x.state == execLeft {
+		return // lost meanwhile, and told so
+	}
+	x.err = execError(err, x)
+	x.state = execEnded
+	x.cancel()
+	e.forget(x)
+	tx := e.t.begin()
+	tx.checkTurn()
+	tx.finish(p.ctx) //nolint:errcheck // written behind; an abandoned turn is looked at again
+	p.hub.changed(e.id)
+	close(x.done)
+}
+
+func execError(err error, x *exec) error {
+	if fe, ok := errors.AsType[*FileError](err); ok {
+		return fileError(fe)
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	if errors.Is(err, ErrNoExec) {
+		return Errorf(KindInternal, "the sandbox no longer knows the exec %s", x.name)
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, ErrGuestUnreachable) {
+		return Errorf(KindDraining, "the server is going down; the command goes on and can be asked for by its id")
+	}
+	return &Error{Kind: KindInternal, Message: "the command could not be run; the server's log has the cause", Err: err}
+}
+
+// loseExecs says that what is bound to the present generation ends with its
+// sandbox. The records are part of the decision; the returned func tells who waits.
+func (x *tx) loseExecs(e *env, tomb *Tombstone) func() {
+	var lost []*exec
+	for _, ex := range e.execs {
+		if ex.generation == 0 {
+			continue // it waits, and finds out itself
+		}
+		lost = append(lost, ex)
+		if ex.id != "" && ex.state == execRunning {
+			rec := ex.record()
+			rec.EndedAt, rec.Lost = x.now, tomb
+			x.batch.Execs = append(x.batch.Execs, rec)
+		}
+	}
+	for _, rec := range e.unended {
+		rec.EndedAt, rec.Lost = x.now, tomb
+		x.batch.Execs = append(x.batch.Execs, rec)
+	}
+	return func() {
+		clear(e.unended)
+		for _, ex := range lost {
+			running := ex.state != execLeft
+			ex.state = execEnded
+			ex.cancel()
+			e.forget(ex)
+			if running {
+				ex.lost, ex.endedAt = tomb, x.now
+				close(ex.done)
+			}
+		}
+		e.ended = nil
+	}
+}
+
+// keepEnded remembers an ended exec for exec.list; its output is not kept here.
+func (e *env) keepEnded(x *exec, now time.Time) {
+	e.ended = append(e.ended, x)
+	e.ended = slices.DeleteFunc(e.ended, func(o *exec) bool { return now.Sub(o.endedAt) > endedKept })
+	if n := len(e.ended) - endedMost; n > 0 {
+		e.ended = slices.Clone(e.ended[n:])
+	}
+}
+
+// recorded answers for an exec that has ended before.
+func (s *Session) recorded(ctx context.Context, e *env, rec ExecRecord, limit int) (Ran, error) {
+	if rec.Lost != nil {
+		return Ran{}, gone(rec.Lost)
+	}
+	end := *rec.End
+	if r := e.rec.Load(); end.OutputLost && r.State == Ready && r.Generation == rec.Generation {
+		// Too much for our disk, and perhaps still with the guest.
+		if full, err := s.p.o.Guests.Guest(e.sandbox()).Wait(ctx, rec.Exec, maxOutputLimit); err == nil {
+			end = full
+		}
+	}
+	return Ran{Exec: rec.Exec, End: clipEnd(end, limit), Notice: s.notice(e, rec.Generation)}, nil
+}
+
+// notice is due once, with the first result of a generation later than the
+// last that the session used.
+func (s *Session) notice(e *env, generation int64) *Notice {
+	r := e.rec.Load()
+	k := r.Task + "\x00" + r.Name
+	s.mu.Lock()
+	last, ok := s.used[k]
+	if generation > last {
+		s.used[k] = generation
+	}
+	s.mu.Unlock()
+	if generation > last {
+		s.p.markSessionDirty(s)
+	}
+	if !ok || generation <= last {
+		return nil
+	}
+	n := &Notice{Generation: generation, Lost: []string{"processes", "memory", "/tmp", "shell state"}, Kept: []string{}}
+	switch {
+	case r.CreatedGeneration > last: // another environment took the key
+		n.Lost = append(n.Lost, "root file system", "workspace")
+	case r.RootGeneration > last:
+		n.Lost = append(n.Lost, "root file system")
+		n.Kept = append(n.Kept, "workspace")
+	default:
+		n.Kept = append(n.Kept, "root file system", "workspace")
+	}
+	return n
+}
+
+// Execs lists what runs in the environment and what has lately ended.
+func (s *Session) Execs(_ context.Context, r Ref) ([]ExecView, error) {
+	e, _, err := s.resolve(r)
+	if err != nil {
+		return nil, err
+	}
+	defer e.t.mu.Unlock()
+	return e.execViews(), nil
+}
+
+func (e *env) execViews() []ExecView {
+	vs := []ExecView{}
+	add := func(x *exec) {
+		v := ExecView{Exec: x.name, ID: x.id, Command: x.command, PID: x.pid, StartedAt: At(x.startedAt), Background: x.start.Background, State: "running"}
+		if x.state == execLeft || x.state == execEnded {
+			code := x.end.ExitCode
+			v.State, v.ExitCode, v.Left = "exited", &code, x.state == execLeft
+		}
+		vs = append(vs, v)
+	}
+	for _, x := range e.execs {
+		add(x)
+	}
+	now := e.t.p.Now()
+	for _, x := range e.ended {
+		if now.Sub(x.endedAt) <= endedKept {
+			add(x)
+		}
+	}
+	slices.SortFunc(vs, func(a, b ExecView) int {
+		if c := a.StartedAt.Compare(b.StartedAt.Time); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Exec, b.Exec)
+	})
+	return vs
+}
+
+// clipEnd bounds the output to limit bytes of each stream.
+func clipEnd(end ExecEnd, limit int) ExecEnd {
+	end.Stdout, end.OmittedOut = headTail(end.Stdout, end.OmittedOut, limit)
+	end.Stderr, end.OmittedErr = headTail(end.Stderr, end.OmittedErr, limit)
+	return end
+}
+
+// headTail keeps the first 40 % and the last 60 % of limit, cut at character
+// boundaries where the text is UTF-8, and counts what is left out.
+func headTail(b []byte, omitted int64, limit int) ([]byte, int64) {
+	if len(b) <= limit {
+		return b, omitted
+	}
+	head := limit * 2 / 5
+	tail := len(b) - (limit - head)
+	for i := 0; i < utf8.UTFMax-1 && head > 0 && !utf8.RuneStart(b[head]); i++ {
+		head--
+	}
+	for i := 0; i < utf8.UTFMax-1 && tail < len(b) && !utf8.RuneStart(b[tail]); i++ {
+		tail++
+	}
+	return slices.Concat(b[:head], b[tail:]), omitted + int64(tail-head)
+}

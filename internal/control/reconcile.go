@@ -1,0 +1,451 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"time"
+)
+
+// neverStartedKept is how long a labelled sandbox that was never started and
+// has no record may stay: a create that is older than its record's loss.
+const neverStartedKept = 10 * time.Minute
+
+// engineStatus is what is known of the engine.
+type engineStatus struct {
+	mu        sync.Mutex
+	info      EngineInfo
+	reachable bool
+	since     time.Time
+	err       string
+}
+
+func (s *engineStatus) name() (name, isolation string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.info.Name, s.info.Isolation
+}
+
+// Engine tells what is known of the engine.
+func (p *Plane) Engine() EngineStatus {
+	s := &p.engine
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return EngineStatus{EngineInfo: s.info, Reachable: s.reachable, Since: s.since, Error: s.err}
+}
+
+// EngineSeen takes the outcome of asking the engine how it is. Only an error
+// that is ErrEngineUnavailable says that it is down.
+func (p *Plane) EngineSeen(ctx context.Context, info EngineInfo, err error) {
+	down := errors.Is(err, ErrEngineUnavailable)
+	if err != nil && !down {
+		return
+	}
+	s := &p.engine
+	s.mu.Lock()
+	if err == nil && info.Name != "" {
+		s.info = info
+	}
+	if down == !s.reachable {
+		s.mu.Unlock()
+		return
+	}
+	s.reachable, s.since, s.err = !down, p.Now(), ""
+	ev := Event{Kind: EngineUp, Actor: ActorReconciler, Data: map[string]any{"engine": s.info.Name, "version": s.info.Version}}
+	if down {
+		s.err = "the engine does not answer"
+		ev.Kind, ev.Reason = EngineDown, s.err
+		p.log.Warn("engine down", "err", err)
+	}
+	s.mu.Unlock()
+	p.Record(ctx, ev) //nolint:errcheck // logged
+}
+
+// Observe takes one event of the engine. Events that are older than the
+// present run of a sandbox, and those of a teardown of ours, change nothing.
+func (p *Plane) Observe(ctx context.Context, ev EngineEvent) {
+	if ev.Kind == SandboxStarted {
+		return // the next listing compares states
+	}
+	e := p.lockEnv(ev.Env)
+	if e == nil {
+		return
+	}
+	defer e.t.mu.Unlock()
+	r := e.rec.Load()
+	if ev.Name != e.sandbox() || !ev.At.IsZero() && ev.At.Before(r.StartedAt) {
+		return
+	}
+	switch {
+	case r.State == Ready:
+		code := ev.ExitCode
+		e.lost(ctx, &code, ev.OOM)
+	case r.State == Starting && e.job != nil && ev.Kind == SandboxDied:
+		e.job.cancel(errSandboxDied)
+	}
+}
+
+// lost takes the end of a sandbox that ended by itself; the task is locked.
+// exit is nil where it is not known.
+func (e *env) lost(ctx context.Context, exit *int, oom bool) {
+	p := e.t.p
+	x := e.t.begin()
+	c := x.env(e)
+	reason := "it ended by itself"
+	if oom {
+		reason = "out of memory"
+	}
+	tomb := &Tombstone{Reason: reason, Actor: ActorReconciler, At: At(x.now), Generation: c.Generation, ExitCode: exit, OOM: oom}
+	data := map[string]any{"generation": c.Generation, "oom": oom}
+	if exit != nil {
+		data["exit_code"] = *exit
+	}
+	x.event(c, EnvLost, ActorReconciler, reason, data)
+	if c.Persistent || c.Pin != nil {
+		c.State, c.DormantSince, c.IdleSince, c.NotBefore, c.Tombstone = Dormant, x.now, time.Time{}, time.Time{}, tomb
+		x.event(c, EnvDormant, ActorReconciler, reason, nil)
+		told := x.loseExecs(e, tomb)
+		x.after = append(x.after, told)
+		x.moved(e)
+	} else {
+		x.teardown(e, TeardownRemove, ActorReconciler, reason, ruleLost)
+		x.env(e).Tombstone = tomb
+	}
+	if err := x.finish(ctx); err != nil {
+		return // the next round sees it again
+	}
+	p.o.Guests.Forget(e.sandbox())
+}
+
+// Reconcile compares the records with a listing of the engine that began at
+// that time of the plane's clock. What changed since then is left alone.
+func (p *Plane) Reconcile(ctx context.Context, listed []SandboxStatus, began time.Time) error {
+	seen := make(map[string]*SandboxStatus, len(listed))
+	for i := range listed {
+		s := &listed[i]
+		if s.Env != "" && s.Name == p.sandboxName(s.Env) {
+			seen[s.Env] = s
+		}
+	}
+	p.mu.RLock()
+	ids := make([]string, 0, len(p.envs))
+	for id := range p.envs {
+		ids = append(ids, id)
+	}
+	p.mu.RUnlock()
+	for _, id := range ids {
+		if e := p.lockEnv(id); e != nil {
+			e.reconcile(ctx, seen[id], began)
+			e.t.mu.Unlock()
+		}
+	}
+	for i := range listed {
+		if err := p.reconcileUnrecorded(ctx, &listed[i], began); err != nil {
+			return err
+		}
+	}
+	p.forgetOrphans(ctx, listed)
+	return ctx.Err()
+}
+
+// reconcile compares one record with what the engine has of it; the task is locked.
+func (e *env) reconcile(ctx context.Context, s *SandboxStatus, began time.Time) {
+	r := e.rec.Load()
+	running := s != nil && s.State == SandboxRunning
+	switch r.State {
+	case Ready:
+		if !e.readyAt.Before(began) || !r.StartedAt.Before(began) {
+			return
+		}
+		switch {
+		case running && e.unasked:
+			e.ask()
+		case !running && s != nil && s.State == SandboxExited:
+			e.lost(ctx, &s.ExitCode, s.OOM)
+		case !running:
+			e.lost(ctx, nil, false)
+		}
+	case Starting:
+		if e.job == nil { // its end could not be recorded
+			e.launch(howFor(r))
+		}
+	case Dormant:
+		// Started behind our back: its files are in use, by the next generation.
+		if running && e.job == nil && r.DormantSince.Before(began) {
+			x := e.t.begin()
+			x.env(e).LastActivity = Activity{At: x.now, Kind: "resume", Actor: ActorReconciler}
+			x.start(e, howResumed)
+			x.finish(ctx) //nolint:errcheck // the next round sees it again
+		}
+	}
+}
+
+// ask asks the guest, after a restart, what runs in the sandbox; the task is locked.
+func (e *env) ask() {
+	p := e.t.p
+	e.unasked = false // one asks; unknown until it answers
+	e.asking = true
+	generation := e.rec.Load().Generation
+	p.background(func() {
+		var (
+			list []ExecStatus
+			err  error
+		)
+		pause := 50 * time.Millisecond
+		giveUp := p.Now().Add(max(p.o.RestartGrace, time.Minute))
+		for {
+			ctx, cancel := context.WithTimeout(p.ctx, 5*time.Second)
+			list, err = p.o.Guests.Guest(e.sandbox()).Execs(ctx)
+			cancel()
+			if r := e.rec.Load(); err == nil || r.State != Ready || r.Generation != generation || p.Now().After(giveUp) {
+				break
+			}
+			select {
+			case <-p.ctx.Done():
+				return
+			case <-time.After(pause):
+			}
+			pause = min(2*pause, 2*time.Second)
+		}
+		if err != nil {
+			p.log.Warn("guest not reached after the restart", "env", e.id, "err", err)
+		}
+		e.t.mu.Lock()
+		defer e.t.mu.Unlock()
+		e.asking = false
+		if r := e.rec.Load(); r.State == Ready && r.Generation == generation {
+			e.takeUp(list)
+		}
+		x := e.t.begin()
+		x.checkTurn()
+		x.finish(p.ctx) //nolint:errcheck // looked at again by the task's alarm
+		e.t.p.hub.changed(e.id)
+	})
+}
+
+// takeUp follows what the guest says is running, and the ends that nobody has recorded.
+func (e *env) takeUp(list []ExecStatus) {
+	p := e.t.p
+	generation := e.rec.Load().Generation
+	for _, s := range list {
+		rec, recorded := e.unended[s.Exec]
+		if e.execs[s.Exec] != nil || !s.Running && !s.Left && !recorded {
+			continue
+		}
+		x := e.newExec(s.Exec, s.StartedAt)
+		x.command, x.pid, x.generation, x.state = clip(s.Command, 200), s.PID, generation, execRunning
+		x.start = ExecStart{Exec: s.Exec, Background: s.Background, Timeout: s.Timeout}
+		if recorded {
+			x.id, x.digest = rec.ID, rec.Digest
+			e.byID[x.id] = x
+		}
+		e.execs[x.name] = x
+		if s.Left && !recorded {
+			x.state, x.leftSince, x.endedAt = execLeft, latest(s.EndedAt, s.StartedAt), s.EndedAt
+			x.end.ExitCode = s.ExitCode
+			close(x.done)
+			p.background(func() { p.followLeft(x) })
+			continue
+		}
+		p.background(func() { p.followExec(x) })
+	}
+	clear(e.unended)
+}
+
+// reconcileUnrecorded deals with what carries our label and has no record. It
+// cannot come from a crash, since intent comes first: the database was lost or
+// restored. Only what was never started is removed; the rest is stopped, kept and shown.
+func (p *Plane) reconcileUnrecorded(ctx context.Context, s *SandboxStatus, began time.Time) error {
+	p.mu.RLock()
+	_, recorded := p.envs[s.Env]
+	known, found := p.orphans[s.Name]
+	p.mu.RUnlock()
+	if recorded && s.Name == p.sandboxName(s.Env) {
+		return nil
+	}
+	ev := Event{Time: At(p.Now()), Env: s.Env, Owner: s.Owner, Task: s.Task, Name: s.EnvName, Actor: ActorReconciler, Data: map[string]any{"sandbox": s.Name, "state": string(s.State)}}
+	removed, ok, err := p.o.Store.RemovedEnv(s.Env)
+	if err != nil {
+		return err
+	}
+	if ok {
+		if removed.Tombstone == nil || !removed.Tombstone.At.Before(began) {
+			return nil // removed while the engine listed
+		}
+		ev.Reason = "its environment was removed"
+		return p.removeOrphan(ctx, s.Name, ev)
+	}
+	if s.State == SandboxCreated {
+		if p.Now().Sub(s.CreatedAt) < neverStartedKept {
+			return nil
+		}
+		ev.Reason = "it was never started and has no record"
+		return p.removeOrphan(ctx, s.Name, ev)
+	}
+	o := Orphan{Name: s.Name, Env: s.Env, Owner: s.Owner, Task: s.Task, EnvName: s.EnvName, Image: s.Image, FoundAt: p.Now()}
+	if found {
+		o = known
+	}
+	stopped := s.State != SandboxRunning
+	if !stopped {
+		sctx, cancel := context.WithTimeout(ctx, p.o.TeardownTimeout)
+		err := p.o.Engine.Stop(sctx, s.Name)
+		cancel()
+		if err != nil {
+			p.log.Warn("stop an orphan", "sandbox", s.Name, "err", err)
+		}
+		stopped = err == nil
+	}
+	if found && o.Stopped == stopped {
+		return nil
+	}
+	o.Stopped = stopped
+	b := &Batch{Orphans: []Orphan{o}}
+	if !found {
+		ev.Kind, ev.Reason = OrphanFound, "it carries this instance's label and has no record; it is stopped and kept"
+		b.Events = []Event{ev}
+	}
+	if err := p.commit(ctx, b); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.orphans[o.Name] = o
+	p.mu.Unlock()
+	return nil
+}
+
+func (p *Plane) removeOrphan(ctx context.Context, name string, ev Event) error {
+	rctx, cancel := context.WithTimeout(ctx, p.o.TeardownTimeout)
+	defer cancel()
+	if err := p.o.Engine.Remove(rctx, name, RemoveAll); err != nil {
+		p.log.Warn("remove an orphan", "sandbox", name, "err", err)
+		return nil // the next round tries again
+	}
+	ev.Kind = OrphanRemoved
+	return p.commit(ctx, &Batch{Events: []Event{ev}, DeleteOrphans: []string{name}})
+}
+
+// forgetOrphans drops those that the engine no longer has.
+func (p *Plane) forgetOrphans(ctx context.Context, listed []SandboxStatus) {
+	here := make(map[string]struct{}, len(listed))
+	for _, s := range listed {
+		here[s.Name] = struct{}{}
+	}
+	for _, o := range p.Orphans() {
+		if _, ok := here[o.Name]; ok {
+			continue
+		}
+		ev := Event{Time: At(p.Now()), Kind: OrphanRemoved, Env: o.Env, Owner: o.Owner, Task: o.Task, Name: o.EnvName, Actor: ActorReconciler, Reason: "it is no longer on the engine", Data: map[string]any{"sandbox": o.Name}}
+		if p.commit(ctx, &Batch{DeleteOrphans: []string{o.Name}, Events: []Event{ev}}) == nil {
+			p.mu.Lock()
+			delete(p.orphans, o.Name)
+			p.mu.Unlock()
+		}
+	}
+}
+
+// What the event log keeps.
+const (
+	eventsKept   = 30 * 24 * time.Hour
+	eventsAtMost = 1_000_000
+)
+
+// Housekeep looks at the clocks, prunes what is past its time, and drops from
+// memory what has nothing to decide. It is called every 30 s.
+func (p *Plane) Housekeep(ctx context.Context) {
+	p.checkClock(ctx)
+	now := p.Now()
+	if err := p.commit(ctx, &Batch{Ran: p.ranAt(now)}); err != nil {
+		return
+	}
+	err := p.o.Store.Prune(ctx, PruneLimits{
+		TombstonesBefore: now.Add(-tombstoneKept), ExecsEndedBefore: now.Add(-tombstoneKept),
+		EventsBefore: now.Add(-eventsKept), EventsKeep: eventsAtMost,
+	})
+	if err != nil {
+		p.log.Warn("prune", "err", err)
+	}
+	p.evict()
+}
+
+// checkClock re-bases every armed deadline when the wall clock has parted from
+// ours: what was left of it stays.
+func (p *Plane) checkClock(ctx context.Context) {
+	by := p.clock.drift()
+	if math.Abs(by.Seconds()) <= 1 {
+		return
+	}
+	// A clock that went ahead is followed last, one that went back first: no
+	// deadline is seen early in between.
+	if by < 0 {
+		p.clock.rebase(by)
+	}
+	p.mu.RLock()
+	tasks := make([]*task, 0, len(p.tasks))
+	for _, t := range p.tasks {
+		tasks = append(tasks, t)
+	}
+	sessions := make([]*Session, 0, len(p.sessions))
+	for _, s := range p.sessions {
+		sessions = append(sessions, s)
+	}
+	p.mu.RUnlock()
+	for _, s := range sessions {
+		s.mu.Lock()
+		shift(by, &s.rec.Disconnected)
+		if d := s.rec.Disconnected; !d.IsZero() {
+			p.o.Alarms.Set(sessionAlarm(s.rec.ID), d.Add(s.rec.Grace))
+		}
+		s.mu.Unlock()
+		p.markSessionDirty(s)
+	}
+	for _, t := range tasks {
+		t.shift(ctx, by)
+	}
+	if by > 0 {
+		p.clock.rebase(by)
+	}
+	p.mu.RLock()
+	for _, e := range p.envs {
+		p.hub.changed(e.id)
+	}
+	p.mu.RUnlock()
+	p.log.Warn("the wall clock jumped; deadlines were re-based", "by", by)
+	p.Record(ctx, Event{Kind: ClockJumped, Actor: ActorServer, Reason: "the wall clock moved by " + seconds(by.Round(time.Millisecond)), Data: map[string]any{"seconds": by.Seconds()}}) //nolint:errcheck // logged
+}
+
+func shift(by time.Duration, ts ...*time.Time) {
+	for _, t := range ts {
+		if !t.IsZero() {
+			*t = t.Add(by)
+		}
+	}
+}
+
+// shift moves what deadlines count from; what people were promised as a time
+// of day, a pin's end, stays.
+func (t *task) shift(ctx context.Context, by time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	x := t.begin()
+	for _, e := range t.all() {
+		c := x.env(e)
+		shift(by, &c.StartedAt, &c.IdleSince, &c.NotBefore, &c.DormantSince, &c.UnpinnedAt, &c.FailedAt, &c.AnnouncedAt, &c.LastActivity.At)
+		if c.Teardown != nil {
+			shift(by, &c.Teardown.NextAt)
+		}
+		for _, ex := range e.execs {
+			shift(by, &ex.startedAt, &ex.leftSince)
+		}
+		shift(by, &e.readyAt, &e.told)
+	}
+	shift(by, &x.task().Active)
+	x.must = true
+	if by > 0 {
+		x.now = x.now.Add(by) // the clock follows
+	}
+	if err := x.finish(ctx); err != nil {
+		t.p.log.Error("re-base", "task", t.key.Task, "err", err)
+	}
+}
