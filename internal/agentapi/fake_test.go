@@ -1,0 +1,332 @@
+package agentapi
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/labstack/echo/v4"
+	"nhooyr.io/websocket"
+
+	"sandkeeper/internal/control"
+)
+
+// fakePlane knows one environment, "e1" of task "t", and remembers what it was
+// asked. A nil hook does the plainest thing.
+type fakePlane struct {
+	hello    func(owner string, h control.Hello, sink control.Sink) (bool, error)
+	acquire  func(ctx context.Context, r control.AcquireRequest) (control.Acquired, error)
+	run      func(ctx context.Context, r control.RunRequest) (control.Ran, error)
+	turnEnd  func(r control.TurnEndRequest) (control.TurnEnd, error)
+	readFile func(path string, offset int64, length *int64) (control.FileChunk, error)
+	write    func(w control.FileWrite) (int64, error)
+	err      error // of every call on an environment
+
+	mu    sync.Mutex
+	sinks []control.Sink
+	gone  chan control.Sink // sinks of sessions that were disconnected
+	got   []any
+}
+
+func newFake() *fakePlane { return &fakePlane{gone: make(chan control.Sink, 16)} }
+
+var noon = time.Date(2026, 3, 1, 12, 0, 0, 123456789, time.UTC)
+
+func (f *fakePlane) Now() time.Time { return noon }
+
+func (f *fakePlane) Hello(_ context.Context, owner string, h control.Hello, sink control.Sink) (Session, bool, error) {
+	f.saw(h)
+	resumed := false
+	if f.hello != nil {
+		var err error
+		if resumed, err = f.hello(owner, h, sink); err != nil {
+			return nil, false, err
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sinks = append(f.sinks, sink)
+	return fakeSession{f, owner}, resumed, nil
+}
+
+func (f *fakePlane) saw(v any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.got = append(f.got, v)
+}
+
+// last is what the plane was asked last.
+func (f *fakePlane) last() any {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.got) == 0 {
+		return nil
+	}
+	return f.got[len(f.got)-1]
+}
+
+func (f *fakePlane) sink(i int) control.Sink {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.sinks[i]
+}
+
+type fakeSession struct {
+	*fakePlane
+	owner string
+}
+
+func (f fakeSession) ID() string                { return "s-" + f.owner }
+func (f fakeSession) Grace() time.Duration      { return time.Minute }
+func (f fakeSession) Disconnect(s control.Sink) { f.gone <- s }
+
+func (f fakeSession) view(r control.Ref) (control.View, error) {
+	if f.err != nil {
+		return control.View{}, f.err
+	}
+	if r.Env != "e1" && r.Task != "t" {
+		return control.View{}, control.Errorf(control.KindNotFound, "no such environment")
+	}
+	return control.View{ID: "e1", Owner: f.owner, Task: "t", Name: "main", State: control.Ready}, nil
+}
+
+func (f fakeSession) Acquire(ctx context.Context, r control.AcquireRequest) (control.Acquired, error) {
+	f.saw(r)
+	if f.acquire != nil {
+		return f.acquire(ctx, r)
+	}
+	v, err := f.view(control.Ref{Task: r.Task})
+	return control.Acquired{Env: v, Outcome: "created"}, err
+}
+
+func (f fakeSession) Env(_ context.Context, r control.Ref) (control.View, error) {
+	f.saw(r)
+	return f.view(r)
+}
+
+func (f fakeSession) Envs(_ context.Context, task string) ([]control.View, error) {
+	f.saw(task)
+	return nil, f.err
+}
+
+func (f fakeSession) Touch(_ context.Context, r control.Ref) (control.View, error) {
+	f.saw(r)
+	return f.view(r)
+}
+
+func (f fakeSession) Release(_ context.Context, r control.Ref, purge bool) (control.View, error) {
+	f.saw(purge)
+	return f.view(r)
+}
+
+func (f fakeSession) TurnBegin(_ context.Context, task string) (int64, bool, error) {
+	f.saw(task)
+	return 1, true, f.err
+}
+
+func (f fakeSession) TurnEnd(_ context.Context, r control.TurnEndRequest) (control.TurnEnd, error) {
+	f.saw(r)
+	if f.turnEnd != nil {
+		return f.turnEnd(r)
+	}
+	return control.TurnEnd{}, f.err
+}
+
+func (f fakeSession) Run(ctx context.Context, r control.RunRequest) (control.Ran, error) {
+	f.saw(r)
+	if _, err := f.view(r.Ref); err != nil {
+		return control.Ran{}, err
+	}
+	if f.run != nil {
+		return f.run(ctx, r)
+	}
+	return control.Ran{Exec: "x1", End: control.ExecEnd{Cwd: "/workspace"}}, nil
+}
+
+func (f fakeSession) Execs(_ context.Context, r control.Ref) ([]control.ExecView, error) {
+	_, err := f.view(r)
+	return nil, err
+}
+
+func (f fakeSession) ReadFile(_ context.Context, r control.Ref, path string, offset int64, length *int64) (control.FileChunk, error) {
+	if _, err := f.view(r); err != nil {
+		return control.FileChunk{}, err
+	}
+	f.saw(path)
+	if f.readFile != nil {
+		return f.readFile(path, offset, length)
+	}
+	return control.FileChunk{Mode: 0o644, MTime: noon, EOF: true}, nil
+}
+
+func (f fakeSession) WriteFile(_ context.Context, r control.Ref, w control.FileWrite) (int64, error) {
+	if _, err := f.view(r); err != nil {
+		return 0, err
+	}
+	f.saw(w)
+	if f.write != nil {
+		return f.write(w)
+	}
+	return int64(len(w.Data)), nil
+}
+
+func (f fakeSession) ListFiles(_ context.Context, r control.Ref, path string) ([]control.FileInfo, error) {
+	_, err := f.view(r)
+	return nil, err
+}
+
+func (f fakeSession) StatFile(_ context.Context, r control.Ref, path string) (control.FileInfo, error) {
+	_, err := f.view(r)
+	return control.FileInfo{Name: path, Type: "file", Size: 3, Mode: 0o600, MTime: noon}, err
+}
+
+func (f fakeSession) RemoveFile(_ context.Context, r control.Ref, path string, recursive bool) error {
+	_, err := f.view(r)
+	f.saw(recursive)
+	return err
+}
+
+func (f fakeSession) Mkdir(_ context.Context, r control.Ref, path string, recursive bool) error {
+	_, err := f.view(r)
+	f.saw(recursive)
+	return err
+}
+
+// tokens is an Auth of three tokens, each named for its role.
+type tokens struct{}
+
+func (tokens) Authenticate(token string) (control.Principal, bool) {
+	switch token {
+	case "agent":
+		return control.Principal{Role: control.RoleAgent, Owner: "hermes"}, true
+	case "operator":
+		return control.Principal{Role: control.RoleOperator}, true
+	case "viewer":
+		return control.Principal{Role: control.RoleViewer}, true
+	}
+	return control.Principal{}, false
+}
+
+// server is an API behind HTTP.
+type server struct {
+	*API
+	plane *fakePlane
+	url   string
+}
+
+func serve(t *testing.T, change ...func(*Options)) *server {
+	t.Helper()
+	f := newFake()
+	o := Options{Plane: f, Auth: tokens{}, Version: "1.2.3", Boot: "b1"}
+	for _, c := range change {
+		c(&o)
+	}
+	a := New(o)
+	e := echo.New()
+	a.Register(e)
+	h := httptest.NewServer(e)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := a.Shutdown(ctx); err != nil {
+			t.Errorf("shutdown: %v", err)
+		}
+		h.Close()
+	})
+	return &server{API: a, plane: f, url: "ws" + strings.TrimPrefix(h.URL, "http") + Path}
+}
+
+// peer is an agent, frame by frame.
+type peer struct {
+	t    *testing.T
+	conn *websocket.Conn
+}
+
+func (s *server) dial(t *testing.T) *peer {
+	t.Helper()
+	return dial(t, s.url, nil)
+}
+
+func dial(t *testing.T, url string, through func(context.Context, string, string) (net.Conn, error)) *peer {
+	t.Helper()
+	client := http.DefaultClient
+	if through != nil {
+		client = &http.Client{Transport: &http.Transport{DialContext: through}}
+	}
+	conn, _, err := websocket.Dial(t.Context(), url, &websocket.DialOptions{
+		HTTPClient:   client,
+		HTTPHeader:   http.Header{"Authorization": {"Bearer agent"}},
+		Subprotocols: []string{"sandkeeper.v1"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.SetReadLimit(-1)
+	t.Cleanup(func() { conn.CloseNow() })
+	return &peer{t, conn}
+}
+
+// connect dials and says hello.
+func (s *server) connect(t *testing.T) *peer {
+	t.Helper()
+	p := s.dial(t)
+	if r := p.call("hello", `{"agent":"a"}`); r.Error != nil {
+		t.Fatal(r.Error)
+	}
+	return p
+}
+
+func (p *peer) send(frame string) {
+	p.t.Helper()
+	if err := p.conn.Write(p.t.Context(), websocket.MessageText, []byte(frame)); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// reply is a message of the server.
+type reply struct {
+	Version string          `json:"jsonrpc"`
+	ID      json.RawMessage `json:"id"`
+	Method  string          `json:"method"`
+	Params  json.RawMessage `json:"params"`
+	Result  json.RawMessage `json:"result"`
+	Error   *wireError      `json:"error"`
+}
+
+func (p *peer) receive() reply {
+	p.t.Helper()
+	_, b, err := p.conn.Read(p.t.Context())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var r reply
+	if err := json.Unmarshal(b, &r); err != nil {
+		p.t.Fatalf("%s: %v", b, err)
+	}
+	if r.Version != "2.0" {
+		p.t.Fatalf("%s: jsonrpc is not 2.0", b)
+	}
+	return r
+}
+
+func (p *peer) call(method, params string) reply {
+	p.t.Helper()
+	p.send(`{"jsonrpc":"2.0","id":1,"method":"` + method + `","params":` + params + `}`)
+	return p.receive()
+}
+
+// closed reads to the end and returns the code that the server closed with.
+func (p *peer) closed() websocket.StatusCode {
+	p.t.Helper()
+	for {
+		if _, _, err := p.conn.Read(p.t.Context()); err != nil {
+			return websocket.CloseStatus(err)
+		}
+	}
+}

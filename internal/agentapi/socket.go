@@ -1,0 +1,437 @@
+package agentapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+	"nhooyr.io/websocket"
+
+	"sandkeeper/internal/control"
+)
+
+// What may be under way on one socket at once.
+const (
+	mostSlow  = 256      // calls that may wait for an engine or a guest; the next is refused
+	mostQuick = 64       // other calls, and refusals; past it the socket is not read
+	mostBytes = 32 << 20 // of slow calls' frames; past it the next is refused
+)
+
+const (
+	// closeWait is how long a socket that we close waits for its peer.
+	closeWait = 3 * time.Second
+	// linger is how long the calls of a socket that went may go on: what was
+	// asked before it went is to reach the disk.
+	linger = 10 * time.Second
+)
+
+const statusTakenOver websocket.StatusCode = 4001
+
+// socket is one agent's connection, and the sink of its session.
+type socket struct {
+	api   *API
+	owner string
+	conn  *websocket.Conn
+	link  *link
+	out   *outbox
+	log   atomic.Pointer[slog.Logger] // says more after hello
+
+	ctx   context.Context // ends with the socket
+	calls context.Context // ends a while after it
+
+	slow, quick, bytes *semaphore.Weighted // places for what is under way
+
+	session Session       // nil before hello; the reader's alone
+	stalled atomic.Bool   // the reader waits for a place
+	writing atomic.Bool   // the writer has a message in hand
+	dropped atomic.Uint64 // binary frames for no open channel
+
+	closing atomic.Bool // we close it: what is read is dropped
+	status  websocket.StatusCode
+	reason  string
+}
+
+func newSocket(a *API, owner string, conn *websocket.Conn, l *link, log *slog.Logger) *socket {
+	s := &socket{
+		api:   a,
+		owner: owner,
+		conn:  conn,
+		link:  l,
+		out:   newOutbox(),
+		slow:  semaphore.NewWeighted(mostSlow),
+		quick: semaphore.NewWeighted(mostQuick),
+		bytes: semaphore.NewWeighted(max(mostBytes, a.maxFrame)),
+	}
+	s.log.Store(log)
+	return s
+}
+
+// serve runs the socket until it ends.
+func (s *socket) serve() {
+	ctx, cancel := context.WithCancel(s.api.base)
+	calls, cancelCalls := context.WithCancel(s.api.base)
+	s.ctx, s.calls = ctx, calls
+
+	var writer, watcher sync.WaitGroup
+	writer.Go(s.write)
+	watcher.Go(s.watch)
+
+	err := s.read()
+	if !s.closing.Load() {
+		s.link.Close()
+		s.out.drop()
+	}
+	if s.session != nil {
+		s.session.Disconnect(s)
+	}
+	time.AfterFunc(linger, cancelCalls)
+	writer.Wait() // if we close it, until the handshake has ended; shut bounds that
+	cancel()
+	watcher.Wait()
+	s.log.Load().Info("agent disconnected", "reason", err, "dropped_frames", s.dropped.Load())
+}
+
+// shut closes the socket once what waits is written.
+func (s *socket) shut(status websocket.StatusCode, reason string) {
+	s.api.mu.Lock()
+	first := !s.closing.Load()
+	if first {
+		s.status, s.reason = status, reason
+		s.closing.Store(true)
+	}
+	s.api.mu.Unlock()
+	if !first {
+		return
+	}
+	time.AfterFunc(closeWait, func() { s.link.Close() })
+	s.out.end()
+}
+
+// read takes frames until the socket ends, and returns why it did.
+func (s *socket) read() error {
+	for {
+		typ, r, err := s.conn.Reader(s.ctx)
+		if s.passing(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		frame, err := s.frame(r, typ == websocket.MessageBinary)
+		switch {
+		case errors.Is(err, errTooBig):
+			s.shut(websocket.StatusMessageTooBig, fmt.Sprintf("a frame may have %d bytes", s.api.maxFrame))
+			return err
+		case err != nil:
+			return err
+		case s.closing.Load():
+		case typ == websocket.MessageBinary:
+			s.dropped.Add(1)
+			s.api.dropped.Add(1)
+		default:
+			if err := s.place(); err != nil {
+				return err
+			}
+			s.take(frame)
+		}
+	}
+}
+
+var errTooBig = errors.New("frame too big")
+
+// frame reads one message, at most one byte beyond the limit of it. The bytes
+// of one that is not kept are only counted.
+func (s *socket) frame(r io.Reader, discard bool) ([]byte, error) {
+	r = io.LimitReader(patient{s, r}, s.api.maxFrame+1)
+	if discard {
+		n, err := io.Copy(io.Discard, r)
+		if n > s.api.maxFrame {
+			return nil, errTooBig
+		}
+		return nil, err
+	}
+	b, err := io.ReadAll(r)
+	if int64(len(b)) > s.api.maxFrame {
+		return nil, errTooBig
+	}
+	return b, err
+}
+
+// passing reports whether an error of the reader is none of the connection's:
+// the websocket gives up to answer a ping after 5 s in which a large message is
+// on its way to a slow peer.
+func (s *socket) passing(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) && s.ctx.Err() == nil
+}
+
+// patient reads a message past errors that are none of the connection's.
+type patient struct {
+	s *socket
+	r io.Reader
+}
+
+func (p patient) Read(b []byte) (int, error) {
+	for {
+		n, err := p.r.Read(b)
+		if n > 0 || !p.s.passing(err) {
+			return n, err
+		}
+	}
+}
+
+// place waits for a place for one more answer.
+func (s *socket) place() error {
+	if s.quick.TryAcquire(1) {
+		return nil
+	}
+	s.stalled.Store(true)
+	defer s.stalled.Store(false)
+	return s.quick.Acquire(s.ctx, 1)
+}
+
+// take handles one text frame, for which a place is held.
+func (s *socket) take(frame []byte) {
+	leave := func() { s.quick.Release(1) }
+	req, bad := parseRequest(frame)
+	if bad != nil {
+		s.out.answer(refusal(req.id, bad), leave)
+		return
+	}
+	refuse := func(err *wireError) {
+		if req.id == nil {
+			leave()
+			return
+		}
+		s.out.answer(refusal(req.id, err), leave)
+	}
+	if req.method == "hello" {
+		s.hello(req, refuse, leave)
+		return
+	}
+	if s.session == nil {
+		refuse(failure(codeHelloRequired, "hello_required", "say hello first"))
+		return
+	}
+	m, ok := methods[req.method]
+	if !ok {
+		refuse(failure(codeUnknownMethod, "unknown_method", "unknown method %q; hello's features lists those that there are", shorten(req.method)))
+		return
+	}
+	if m.slow {
+		size := int64(len(frame))
+		if !s.slow.TryAcquire(1) {
+			refuse(busy("%d calls that wait for a sandbox are under way on this socket, the most that may be", mostSlow))
+			return
+		}
+		if !s.bytes.TryAcquire(size) {
+			s.slow.Release(1)
+			refuse(busy("the calls under way on this socket have all of the %d bytes that they may have", mostBytes))
+			return
+		}
+		leave()
+		leave = func() {
+			s.bytes.Release(size)
+			s.slow.Release(1)
+		}
+	}
+	session := s.session
+	s.api.calls.Go(func() { s.call(session, m, req, leave) })
+}
+
+func busy(format string, args ...any) *wireError {
+	e := failure(codeQuota, string(control.KindQuota), format, args...)
+	e.Data.RetryAfterMS = 1000
+	return e
+}
+
+// call runs one method and answers.
+func (s *socket) call(session Session, m method, req request, leave func()) {
+	result, err := s.run(session, m, req)
+	s.note(req.method, err)
+	switch {
+	case req.id == nil:
+		leave()
+	case err != nil:
+		s.out.answer(refusal(req.id, wireErrorOf(err)), leave)
+	default:
+		s.out.answer(answer(req.id, result), leave)
+	}
+}
+
+// note logs the cause of a failure that its client is not told.
+func (s *socket) note(method string, err error) {
+	if err != nil && wireErrorOf(err).Code == codeInternal && s.calls.Err() == nil {
+		s.log.Load().Error("call failed", "method", method, "error", err)
+	}
+}
+
+func (s *socket) run(session Session, m method, req request) (result any, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
+		}
+	}()
+	return m.run(s.calls, session, readParams(req.params, m.fields))
+}
+
+// hello opens or resumes the session. The reader waits for it, so that what a
+// client sends right behind it finds the session open.
+func (s *socket) hello(req request, refuse func(*wireError), leave func()) {
+	if s.session != nil {
+		refuse(invalidRequest("hello was said on this socket; open another one for another session"))
+		return
+	}
+	p := readParams(req.params, helloFields)
+	h := control.Hello{Agent: p.name("agent"), Version: p.name("version"), Session: p.textOr("session", "")}
+	p.need("agent")
+	if n := p.whole("disconnect_grace_seconds"); n != nil {
+		if *n < 0 {
+			p.fail("disconnect_grace_seconds", "must not be negative")
+		}
+		grace := time.Duration(min(*n, int64(365*24*time.Hour/time.Second))) * time.Second
+		h.Grace = &grace
+	}
+	if err := p.err(); err != nil {
+		refuse(wireErrorOf(err))
+		return
+	}
+	session, resumed, err := s.api.plane.Hello(s.calls, s.owner, h, s)
+	if err != nil {
+		s.note(req.method, err)
+		refuse(wireErrorOf(err))
+		return
+	}
+	s.session = session
+	log := s.log.Load().With("agent", h.Agent, "session", session.ID())
+	s.log.Store(log)
+	log.Info("agent connected", "resumed", resumed)
+	if req.id == nil {
+		leave()
+		s.out.welcome(nil, nil)
+		return
+	}
+	r := answer(req.id, s.api.greeting(session, resumed))
+	s.out.welcome(&r, leave)
+}
+
+// write sends what waits until nothing comes any more.
+func (s *socket) write() {
+	defer s.link.Close()
+	for {
+		it, more := s.out.next()
+		switch {
+		case it != nil:
+			s.writing.Store(true)
+			err := s.send(it.message)
+			s.writing.Store(false)
+			if it.done != nil {
+				it.done()
+			}
+			if err != nil {
+				s.out.drop()
+				return
+			}
+		case more:
+			<-s.out.wake
+		default:
+			if s.closing.Load() {
+				s.conn.Close(s.status, s.reason)
+			}
+			return
+		}
+	}
+}
+
+var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+// mostBuffered is the largest buffer that is kept for the next message.
+const mostBuffered = 256 << 10
+
+func (s *socket) send(message any) error {
+	b := buffers.Get().(*bytes.Buffer)
+	b.Reset()
+	defer func() {
+		if b.Cap() <= mostBuffered {
+			buffers.Put(b)
+		}
+	}()
+	enc := json.NewEncoder(b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(message); err != nil {
+		s.log.Load().Error("message cannot be encoded", "error", err)
+		r, ok := message.(response)
+		if !ok {
+			return nil
+		}
+		b.Reset()
+		if err := enc.Encode(refusal(r.ID, wireErrorOf(err))); err != nil {
+			return err
+		}
+	}
+	return s.conn.Write(s.ctx, websocket.MessageText, bytes.TrimSuffix(b.Bytes(), []byte{'\n'}))
+}
+
+// watch pings the peer every heartbeat, and cuts one that for two of them
+// neither sent nor took a byte. While the reader waits and nothing is left to
+// write, it is we who are slow, and no heartbeat counts as missed.
+func (s *socket) watch() {
+	beat := s.api.heartbeat
+	var pings sync.WaitGroup
+	defer pings.Wait()
+	var pinging atomic.Bool
+	last := time.Now()
+	timer := time.NewTimer(beat)
+	defer timer.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-timer.C:
+		}
+		if s.stalled.Load() && !s.writing.Load() && s.out.waiting() == 0 {
+			s.link.touch()
+		}
+		silent := s.link.silent()
+		if silent >= 2*beat {
+			s.log.Load().Info("agent does not answer", "silent", silent)
+			s.link.Close()
+			return
+		}
+		if time.Since(last) >= beat {
+			last = time.Now()
+			if pinging.CompareAndSwap(false, true) {
+				pings.Go(func() {
+					defer pinging.Store(false)
+					s.conn.Ping(s.ctx) // whatever comes of it, the link knows
+				})
+			}
+		}
+		timer.Reset(max(time.Millisecond, min(beat-time.Since(last), 2*beat-silent)))
+	}
+}
+
+// EnvState tells the agent what became of an environment.
+func (s *socket) EnvState(v control.View) {
+	s.out.note("state "+v.ID, "env.state", envResult{v})
+}
+
+// EnvExpiring tells it that a reap is ahead.
+func (s *socket) EnvExpiring(env string, deadline control.Time, left time.Duration) {
+	s.out.note("expiring "+env, "env.expiring", expiringParams{env, deadline, seconds(left)})
+}
+
+// Replaced closes the socket: a newer one has its session.
+func (s *socket) Replaced() {
+	s.shut(statusTakenOver, "a newer socket took the session over")
+}
+
+var _ control.Sink = (*socket)(nil)
