@@ -278,14 +278,21 @@ func (x *exec) record() ExecRecord {
 	return ExecRecord{Exec: x.name, Env: x.e.id, ID: x.id, Digest: x.digest, Generation: x.generation, StartedAt: x.startedAt, Timeout: x.start.Timeout}
 }
 
-// persist calls f until it is no longer the guest that cannot be reached, or
-// the exec's run of the sandbox is over. Whether a call took effect is not
-// known then; all of them can be repeated.
-func (p *Plane) persist(x *exec, f func(g Guest) error) error {
+// startPatience is how long a start is tried against a guest that cannot be reached.
+const startPatience = 10 * time.Second
+
+// persist calls f until it is no longer the guest that cannot be reached, the
+// exec's run of the sandbox is over, or patience (0: none) has run out.
+// Whether a call took effect is not known then; all of them can be repeated.
+func (p *Plane) persist(x *exec, patience time.Duration, f func(g Guest) error) error {
+	began := p.Now()
 	pause := 50 * time.Millisecond
 	for {
 		err := f(p.o.Guests.Guest(x.e.sandbox()))
-		if !errors.Is(err, ErrGuestUnreachable) {
+		if !errors.Is(err, ErrGuestUnreachable) && !errors.Is(err, ErrEngineUnavailable) {
+			return err
+		}
+		if patience > 0 && p.Now().Sub(began) >= patience {
 			return err
 		}
 		select {
@@ -298,7 +305,7 @@ func (p *Plane) persist(x *exec, f func(g Guest) error) error {
 }
 
 func (p *Plane) startExec(x *exec) error {
-	return p.persist(x, func(g Guest) error {
+	return p.persist(x, startPatience, func(g Guest) error {
 		started, err := g.Start(x.ctx, x.start)
 		if err != nil {
 			return err
@@ -314,7 +321,7 @@ func (p *Plane) startExec(x *exec) error {
 // followExec waits for the end of an exec that runs, and then for what it left.
 func (p *Plane) followExec(x *exec) {
 	var end ExecEnd
-	err := p.persist(x, func(g Guest) (err error) {
+	err := p.persist(x, 0, func(g Guest) (err error) {
 		end, err = g.Wait(x.ctx, x.name, maxOutputLimit)
 		return err
 	})
@@ -331,7 +338,7 @@ func (p *Plane) followExec(x *exec) {
 // followLeft waits until nothing is left of an exec that has ended.
 func (p *Plane) followLeft(x *exec) {
 	e := x.e
-	err := p.persist(x, func(g Guest) error { return g.Gone(x.ctx, x.name) })
+	err := p.persist(x, 0, func(g Guest) error { return g.Gone(x.ctx, x.name) })
 	if err != nil && !errors.Is(err, ErrNoExec) {
 		return // its sandbox is gone, or we are
 	}
@@ -399,7 +406,14 @@ func (p *Plane) execFailed(x *exec, err error) {
 	if x.state == execEnded || x.state == execLeft {
 		return // lost meanwhile, and told so
 	}
-	x.err = execError(err, x)
+	x.err = p.execError(err, x)
+	if p.ctx.Err() != nil { // it goes on, and the next process takes it up
+		close(x.done)
+		return
+	}
+	if errors.Is(err, ErrGuestUnreachable) {
+		e.unasked = true // it may run all the same: the next round asks the guest
+	}
 	x.state = execEnded
 	x.cancel()
 	e.forget(x)
@@ -410,7 +424,7 @@ func (p *Plane) execFailed(x *exec, err error) {
 	close(x.done)
 }
 
-func execError(err error, x *exec) error {
+func (p *Plane) execError(err error, x *exec) error {
 	if fe, ok := errors.AsType[*FileError](err); ok {
 		return fileError(fe)
 	}
@@ -420,8 +434,11 @@ func execError(err error, x *exec) error {
 	if errors.Is(err, ErrNoExec) {
 		return Errorf(KindInternal, "the sandbox no longer knows the exec %s", x.name)
 	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, ErrGuestUnreachable) {
+	if p.ctx.Err() != nil {
 		return Errorf(KindDraining, "the server is going down; the command goes on and can be asked for by its id")
+	}
+	if errors.Is(err, ErrEngineUnavailable) || errors.Is(err, ErrGuestUnreachable) {
+		return &Error{Kind: KindEngineUnavailable, Message: "the sandbox does not answer; with an id, the call can be repeated", RetryAfter: 2 * time.Second, Err: err}
 	}
 	return &Error{Kind: KindInternal, Message: "the command could not be run; the server's log has the cause", Err: err}
 }

@@ -160,8 +160,9 @@ func (p *Plane) restore(recs *Records) {
 		}
 		t.settle(now)
 		t.mu.Unlock()
-		// A turn whose participants did not outlive the restart is over.
-		p.o.Alarms.Set(taskAlarm(t.key), now)
+		if t.rec.Open { // one whose participants did not outlive the restart is over
+			p.o.Alarms.Set(taskAlarm(t.key), now)
+		}
 	}
 }
 

@@ -59,9 +59,6 @@ func (p *Plane) judge(e *Env, held bool, now time.Time, ran time.Duration) verdi
 				v.reason = "older than " + seconds(e.MaxAge)
 			}
 		}
-		if !v.at.IsZero() {
-			v.at = latest(v.at, e.NotBefore)
-		}
 	case Failed:
 		v.at, v.rule = e.FailedAt.Add(p.o.FailedAfter), "failed"
 		v.reason = "failed for " + seconds(p.o.FailedAfter)
@@ -89,7 +86,9 @@ func (p *Plane) judge(e *Env, held bool, now time.Time, ran time.Duration) verdi
 			v.at = latest(v.at, now.Add(lead-(ran-e.AnnouncedRun)))
 		}
 	}
-	v.at = ceilMillis(v.at)
+	if !v.at.IsZero() {
+		v.at = ceilMillis(latest(v.at, e.NotBefore))
+	}
 	return v
 }
 
