@@ -60,6 +60,7 @@ type config struct {
 	maxExecsPerEnv  int
 	maxEnvsPerOwner int
 	eventsKeep      int
+	eventsMaxAge    time.Duration
 
 	logFormat string
 	logLevel  string
@@ -90,7 +91,8 @@ func newConfig() *config {
 		maxFrameBytes:   1 << 20,
 		maxExecsPerEnv:  64,
 		maxEnvsPerOwner: 10_000,
-		eventsKeep:      100_000,
+		eventsKeep:      1_000_000,
+		eventsMaxAge:    30 * day,
 
 		logFormat: "text",
 		logLevel:  "info",
@@ -151,7 +153,8 @@ func (c *config) settings() []setting {
 		{name: "max-frame-bytes", value: count(&c.maxFrameBytes, 64<<10, 64<<20, ""), usage: "the largest frame that an agent may send"},
 		{name: "max-execs-per-env", value: count(&c.maxExecsPerEnv, 1, 100_000, ""), usage: "commands that may run in one environment at once"},
 		{name: "max-envs-per-owner", value: count(&c.maxEnvsPerOwner, 1, 10_000_000, ""), usage: "environments that one owner may have"},
-		{name: "events-keep", value: count(&c.eventsKeep, 100, 1<<40, ""), usage: "events that the log keeps"},
+		{name: "events-keep", value: count(&c.eventsKeep, 100, 1<<40, ""), usage: "events that the log keeps, at most"},
+		{name: "events-max-age", value: duration(&c.eventsMaxAge, time.Minute, 100*year, ""), usage: "how long it keeps them, at most"},
 
 		{name: "log-format", value: choice(&c.logFormat, "text", "json"), usage: `"text" or "json"`},
 		{name: "log-level", value: choice(&c.logLevel, "debug", "info", "warn", "error"), usage: `the least that is logged: "debug", "info", "warn" or "error"`},

@@ -146,20 +146,37 @@ func token(p *string) *value[string] {
 	})
 }
 
-// origins takes one or more origins, separated by commas, and adds them to those it has.
+// origins takes one or more origins or hosts, separated by commas, and adds them to those it has.
 func origins(p *[]string) *value[[]string] {
-	return &value[[]string]{p: p, kind: "origin", accepts: `an origin, such as "https://agents.example.org"`,
+	return &value[[]string]{p: p, kind: "origin", accepts: `an origin or a host, such as "https://agents.example.org" or "agents.example.org:8443"`,
 		format: func(l []string) string { return strings.Join(l, ",") },
 		parse: func(s string) ([]string, bool) {
 			list := slices.Clone(*p)
 			for o := range strings.SplitSeq(s, ",") {
 				o = strings.TrimSpace(o)
-				u, err := url.Parse(o)
-				if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || o != u.Scheme+"://"+u.Host {
+				scheme, host, ok := strings.Cut(o, "://")
+				if !ok {
+					scheme, host = "https", o
+				}
+				u, err := url.Parse("//" + host)
+				if err != nil || scheme != "http" && scheme != "https" || u.Host == "" || u.Host != host {
 					return nil, false
 				}
 				list = append(list, o)
 			}
 			return list, true
 		}}
+}
+
+// fullOrigins gives a host without a scheme both of them.
+func fullOrigins(list []string) []string {
+	var full []string
+	for _, o := range list {
+		if strings.Contains(o, "://") {
+			full = append(full, o)
+			continue
+		}
+		full = append(full, "https://"+o, "http://"+o)
+	}
+	return full
 }

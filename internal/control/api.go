@@ -33,6 +33,9 @@ type Options struct {
 
 	MaxExecsPerEnv  int // 64
 	MaxEnvsPerOwner int // 10,000
+
+	EventsKeep   int           // 1,000,000
+	EventsMaxAge time.Duration // 30 days
 }
 
 // Alarms is when the plane wants to be asked about something again. The reaper

@@ -53,6 +53,7 @@ func (o *Options) setDefaults() {
 		{&o.StartTimeout, time.Minute},
 		{&o.PullTimeout, 10 * time.Minute},
 		{&o.TeardownTimeout, 30 * time.Second},
+		{&o.EventsMaxAge, 30 * 24 * time.Hour},
 	} {
 		if *d.v == 0 {
 			*d.v = d.def
@@ -63,6 +64,9 @@ func (o *Options) setDefaults() {
 	}
 	if o.MaxEnvsPerOwner == 0 {
 		o.MaxEnvsPerOwner = 10_000
+	}
+	if o.EventsKeep == 0 {
+		o.EventsKeep = 1_000_000
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

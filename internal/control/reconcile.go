@@ -345,12 +345,6 @@ func (p *Plane) forgetOrphans(ctx context.Context, listed []SandboxStatus) {
 	}
 }
 
-// What the event log keeps.
-const (
-	eventsKept   = 30 * 24 * time.Hour
-	eventsAtMost = 1_000_000
-)
-
 // Housekeep looks at the clocks, prunes what is past its time, and drops from
 // memory what has nothing to decide. It is called every 30 s.
 func (p *Plane) Housekeep(ctx context.Context) {
@@ -361,7 +355,7 @@ func (p *Plane) Housekeep(ctx context.Context) {
 	}
 	err := p.o.Store.Prune(ctx, PruneLimits{
 		TombstonesBefore: now.Add(-tombstoneKept), ExecsEndedBefore: now.Add(-tombstoneKept),
-		EventsBefore: now.Add(-eventsKept), EventsKeep: eventsAtMost,
+		EventsBefore: now.Add(-p.o.EventsMaxAge), EventsKeep: p.o.EventsKeep,
 	})
 	if err != nil {
 		p.log.Warn("prune", "err", err)
