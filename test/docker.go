@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"debug/elf"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -147,7 +148,7 @@ func (Docker) Run(t testing.TB, args ...string) string {
 	out, err := exec.Command("docker", args...).Output()
 	if err != nil {
 		stderr := ""
-		if e, ok := err.(*exec.ExitError); ok {
+		if e, ok := errors.AsType[*exec.ExitError](err); ok {
 			stderr = string(e.Stderr)
 		}
 		t.Fatalf("docker %s: %v: %s", strings.Join(args, " "), err, stderr)
