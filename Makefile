@@ -38,27 +38,23 @@ $(GUEST)/guest-linux-%: $(GUEST_SOURCES)
 
 # The page: third-party scripts by npm, and Go from the templates.
 
--include web/assets.mk
+include web/assets.mk
 
 TEMPLATES := $(shell find web -name '*.templ' 2>/dev/null)
 GENERATED := $(TEMPLATES:.templ=_templ.go)
 
 templates: $(GENERATED)
 
-%_templ.go: %.templ
-	$(GO) tool templ generate -f $<
-	@touch $@
+$(GENERATED) &: $(TEMPLATES)
+	cd web && $(GO) tool templ generate
+	@touch $(GENERATED)
 
 # The checks come first: they are quick. templ's output must be what its input gives.
 
 test: guest assets
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	  [ -z "$$unformatted" ] || { echo "run gofmt -w on:" $$unformatted; exit 1; }
-	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
-	  for t in $(TEMPLATES); do mkdir -p "$$fresh/$${t%/*}" && cp $$t "$$fresh/$$t"; done; \
-	  $(GO) tool templ generate -path "$$fresh" >/dev/null 2>&1; \
-	  for t in $(TEMPLATES); do cmp "$${t%.templ}_templ.go" "$$fresh/$${t%.templ}_templ.go" \
-	    || { echo "run make templates: $$t is newer than what was generated from it"; exit 1; }; done
+	@cd web && $(GO) tool templ generate -check -log-level error || { echo "the templates are newer than what was generated from them: run make templates"; exit 1; }
 	$(GO) vet ./...
 	$(GO) test -json $(TESTFLAGS) ./... | $(GO) run ./test/report
 
