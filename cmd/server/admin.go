@@ -91,8 +91,10 @@ func startAdmin(dir, instance string, create tokenMaker) (*admin, error) {
 	return a, nil
 }
 
-// stop ends the socket and waits for what runs on it.
-func (a *admin) stop(ctx context.Context) error {
+// stop ends the socket and waits a moment for what runs on it.
+func (a *admin) stop() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
 	err := a.server.Shutdown(ctx)
 	if served := <-a.done; !errors.Is(served, http.ErrServerClosed) {
 		err = errors.Join(err, served)

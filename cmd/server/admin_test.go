@@ -23,7 +23,7 @@ func startTestAdmin(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := a.stop(context.Background()); err != nil {
+		if err := a.stop(); err != nil {
 			t.Error(err)
 		}
 		if _, err := os.Lstat(filepath.Join(dir, adminSocket)); !os.IsNotExist(err) {

@@ -278,6 +278,19 @@ func (s setting) set(raw any) error {
 	return nil
 }
 
+// strangeVariables lists variables with our prefix that are no setting: most likely typos.
+func (c *config) strangeVariables() []string {
+	var strange []string
+	for _, kv := range os.Environ() {
+		name, _, _ := strings.Cut(kv, "=")
+		if strings.HasPrefix(name, envPrefix+"_") && !strings.HasPrefix(name, envPrefix+"_TEST_") &&
+			!slices.ContainsFunc(c.settings(), func(s setting) bool { return s.variable() == name }) {
+			strange = append(strange, name)
+		}
+	}
+	return strange
+}
+
 // check holds the rules that join settings.
 func (c *config) check(ctx context.Context) error {
 	if presets := slices.DeleteFunc([]string{c.agentToken, c.operatorToken, c.viewerToken}, func(s string) bool { return s == "" }); len(presets) > 1 {

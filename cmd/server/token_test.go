@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -52,7 +51,7 @@ func TestTokenCreateFindsTheRunningServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := a.stop(context.Background()); err != nil {
+		if err := a.stop(); err != nil {
 			t.Error(err)
 		}
 	}()
