@@ -1,11 +1,13 @@
 package agentapi
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,7 +20,7 @@ import (
 )
 
 // fakePlane knows one environment, "e1" of task "t", and remembers what it was
-// asked. A nil hook does the plainest thing.
+// asked last. A nil hook does the plainest thing.
 type fakePlane struct {
 	hello    func(owner string, h control.Hello, sink control.Sink) (bool, error)
 	acquire  func(ctx context.Context, r control.AcquireRequest) (control.Acquired, error)
@@ -31,7 +33,7 @@ type fakePlane struct {
 	mu    sync.Mutex
 	sinks []control.Sink
 	gone  chan control.Sink // sinks of sessions that were disconnected
-	got   []any
+	asked any
 }
 
 func newFake() *fakePlane { return &fakePlane{gone: make(chan control.Sink, 16)} }
@@ -58,17 +60,14 @@ func (f *fakePlane) Hello(_ context.Context, owner string, h control.Hello, sink
 func (f *fakePlane) saw(v any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.got = append(f.got, v)
+	f.asked = v
 }
 
 // last is what the plane was asked last.
 func (f *fakePlane) last() any {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.got) == 0 {
-		return nil
-	}
-	return f.got[len(f.got)-1]
+	return f.asked
 }
 
 func (f *fakePlane) sink(i int) control.Sink {
@@ -222,6 +221,11 @@ type server struct {
 
 func serve(t *testing.T, change ...func(*Options)) *server {
 	t.Helper()
+	return serveOn(t, nil, change...)
+}
+
+func serveOn(t *testing.T, pipes *pipes, change ...func(*Options)) *server {
+	t.Helper()
 	f := newFake()
 	o := Options{Plane: f, Auth: tokens{}, Version: "1.2.3", Boot: "b1"}
 	for _, c := range change {
@@ -230,7 +234,13 @@ func serve(t *testing.T, change ...func(*Options)) *server {
 	a := New(o)
 	e := echo.New()
 	a.Register(e)
-	h := httptest.NewServer(e)
+	h := httptest.NewUnstartedServer(e)
+	srv := &server{API: a, plane: f}
+	if pipes != nil {
+		h.Listener.Close()
+		h.Listener = pipes
+	}
+	h.Start()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
@@ -238,8 +248,125 @@ func serve(t *testing.T, change ...func(*Options)) *server {
 			t.Errorf("shutdown: %v", err)
 		}
 		h.Close()
+		if pipes != nil {
+			pipes.cut()
+		}
 	})
-	return &server{API: a, plane: f, url: "ws" + strings.TrimPrefix(h.URL, "http") + Path}
+	srv.url = "ws" + strings.TrimPrefix(h.URL, "http") + Path
+	return srv
+}
+
+// pipes is a listener whose connections are in memory, so that fake time passes
+// while one waits for the other.
+type pipes struct {
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+	mu    sync.Mutex
+	made  []net.Conn // guarded by mu
+}
+
+func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), done: make(chan struct{})} }
+
+func (l *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipes) Close() error {
+	l.once.Do(func() { close(l.done) })
+	return nil
+}
+
+// cut ends all connections, whatever is in them.
+func (l *pipes) cut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range l.made {
+		c.Close()
+	}
+}
+
+func (l *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+
+func (l *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	l.mu.Lock()
+	l.made = append(l.made, ours, theirs)
+	l.mu.Unlock()
+	select {
+	case l.conns <- newBuffered(theirs):
+		return newBuffered(ours), nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// buffered is a pipe's end with room for a little, as a system has for the peers
+// of a socket; what is in it when it closes is still delivered.
+type buffered struct {
+	net.Conn
+	queue chan []byte
+	done  chan struct{}
+	once  sync.Once
+}
+
+// Its room.
+const (
+	bufferedWrites = 16
+	bufferedBytes  = 4 << 10 // of one write; more is several
+)
+
+func newBuffered(c net.Conn) *buffered {
+	b := &buffered{Conn: c, queue: make(chan []byte, bufferedWrites), done: make(chan struct{})}
+	go b.pump()
+	return b
+}
+
+func (b *buffered) pump() {
+	defer b.Conn.Close()
+	for closed := false; ; {
+		var p []byte
+		if closed {
+			select {
+			case p = <-b.queue:
+			default:
+				return
+			}
+		} else {
+			select {
+			case p = <-b.queue:
+			case <-b.done:
+				closed = true
+				continue
+			}
+		}
+		if _, err := b.Conn.Write(p); err != nil {
+			return
+		}
+	}
+}
+
+func (b *buffered) Write(p []byte) (int, error) {
+	for part := range slices.Chunk(p, bufferedBytes) {
+		select {
+		case b.queue <- bytes.Clone(part):
+		case <-b.done:
+			return 0, net.ErrClosed
+		}
+	}
+	return len(p), nil
+}
+
+func (b *buffered) Close() error {
+	b.once.Do(func() { close(b.done) })
+	return b.Conn.SetReadDeadline(time.Now())
 }
 
 // peer is an agent, frame by frame.

@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 func TestFramesThatAreNoRequests(t *testing.T) {
@@ -93,7 +94,7 @@ func FuzzMembersAndElements(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		raw = []byte(strings.TrimSpace(string(raw)))
-		if !json.Valid(raw) || !(raw[0] == '{' || raw[0] == '[') {
+		if !utf8.Valid(raw) || !json.Valid(raw) || !(raw[0] == '{' || raw[0] == '[') {
 			return
 		}
 		equal := func(a, b []byte) bool {

@@ -18,11 +18,21 @@ type link struct {
 	alive atomic.Int64 // when the peer last sent or took something, as nanoseconds since began
 }
 
-// chunk is how much is written at a time. A whole chunk taken is a sign of
-// life; less may just lie in this machine's own buffers.
-const chunk = 64 << 10
+const (
+	// chunk is how much is written at a time. A whole chunk taken is a sign of
+	// life; less may just lie in this machine's own buffers.
+	chunk = 64 << 10
+	// sendBuffer bounds those, as memory and so that what a slow peer takes is
+	// seen: what lies there delays the answer to a ping behind it, too.
+	sendBuffer = 256 << 10
+)
 
-func newLink(c net.Conn) *link { return &link{Conn: c, began: time.Now()} }
+func newLink(c net.Conn) *link {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		tcp.SetWriteBuffer(sendBuffer) // what cannot be set stays the system's
+	}
+	return &link{Conn: c, began: time.Now()}
+}
 
 func (l *link) touch() { l.alive.Store(int64(time.Since(l.began))) }
 
