@@ -340,8 +340,17 @@ func (d *Dashboard) killModel(c echo.Context) (templates.Kill, error) {
 // lostByKill names what goes.
 func lostByKill(v *control.View, running int, unknown bool) []string {
 	var lost []string
+	if v.Pinned {
+		lost = append(lost, "It is pinned by "+isolate(personOf(v.Pin.By))+".")
+	}
+	if v.Turn != nil && v.Turn.Open {
+		lost = append(lost, "Its agent is in the middle of turn "+strconv.FormatInt(v.Turn.Number, 10)+".")
+	}
+	if !v.Persistent {
+		lost = append(lost, "It is ephemeral: all its files go with it.")
+	}
 	switch {
-	case v.State == control.Dormant || v.State == control.Failed:
+	case v.State != control.Ready:
 		lost = append(lost, "Nothing runs in it now.")
 	case unknown:
 		lost = append(lost, "Whatever runs in it ends at once; the sandbox does not say what that is.")
@@ -349,15 +358,6 @@ func lostByKill(v *control.View, running int, unknown bool) []string {
 		lost = append(lost, counted(running, "One command ends at once, without its result:", "%d commands end at once, without their results:"))
 	default:
 		lost = append(lost, "No command runs in it; what its memory and /tmp hold is lost.")
-	}
-	if v.Pinned {
-		lost = append(lost, "It is pinned by "+isolate(v.Pin.By)+".")
-	}
-	if v.Turn != nil && v.Turn.Open {
-		lost = append(lost, "Its agent is in the middle of turn "+strconv.FormatInt(v.Turn.Number, 10)+".")
-	}
-	if !v.Persistent {
-		lost = append(lost, "It is ephemeral: all its files go with it.")
 	}
 	return lost
 }

@@ -41,9 +41,6 @@ func rowOf(v *control.View, now time.Time, id identity) templates.Row {
 	if v.Image != nil {
 		r.Image = *v.Image
 	}
-	if v.Error != nil {
-		r.Error = *v.Error
-	}
 	if len(v.Unenforced) > 0 {
 		r.Unenforced = "no limit on " + limitNames(v.Unenforced)
 	}
@@ -77,7 +74,7 @@ func actsOf(v *control.View, id identity) *templates.Acts {
 
 // removedRow is what is left on the page of an environment that was removed.
 func removedRow(r templates.Row, t *control.Tombstone) templates.Row {
-	r.State, r.Gone, r.Acts, r.Pin, r.Error = string(control.Removed), true, nil, nil, ""
+	r.State, r.Gone, r.Acts, r.Pin = string(control.Removed), true, nil, nil
 	r.Clock = templates.Clock{Kind: templates.ClockGone, Word: "removed"}
 	if t != nil && t.Reason != "" {
 		r.Clock.Word = "removed: " + isolate(t.Reason)
@@ -115,6 +112,9 @@ func clockOf(v *control.View, now time.Time) templates.Clock {
 	if v.Deadline != nil {
 		d := v.Deadline.Sub(now)
 		c.Deadline, c.Left, c.LeftText = v.Deadline.UnixMilli(), max(d.Milliseconds(), 0), left(d)
+	}
+	if v.Error != nil {
+		c.Error = *v.Error
 	}
 	switch {
 	case v.State == control.Removed:
@@ -156,7 +156,8 @@ func teardownOf(c *templates.Clock, t *control.TeardownView, now time.Time) {
 		c.Error = t.Error
 		c.Word = fmt.Sprintf("stopping: attempt %d failed", t.Attempts)
 		if t.NextAt != nil {
-			c.More = "next attempt in " + left(t.NextAt.Sub(now))
+			m := untilTime(*t.NextAt, now)
+			c.Next = &m
 		}
 	}
 }

@@ -114,7 +114,6 @@ type Row struct {
 	Label      string // names it in an accessible name: isolated text
 	State      string
 	Gone       bool
-	Error      Text
 	Persistent bool
 	Generation string // "3rd run"; "" for the first
 	Pin        *Pin
@@ -158,15 +157,16 @@ const (
 // Clock is the idle countdown, or what stands in its way.
 type Clock struct {
 	Kind     ClockKind
-	Deadline int64  // Unix milliseconds; 0: none
-	Total    int64  // milliseconds of a full countdown; 0: not known
-	Left     int64  // milliseconds left when the page was made
-	LeftText string // the same for people
-	Act      string // "stop", "remove", "delete files"
-	Word     string // one line: "turn 3 is open"
-	More     string // what else holds it; "" if nothing
-	Rule     Text   // why, in a sentence
-	Error    Text   // of a teardown that failed
+	Deadline int64   // Unix milliseconds; 0: none
+	Total    int64   // milliseconds of a full countdown; 0: not known
+	Left     int64   // milliseconds left when the page was made
+	LeftText string  // the same for people
+	Act      string  // "stop", "remove", "delete files"
+	Word     string  // one line: "turn 3 is open"
+	More     string  // what else holds it; "" if nothing
+	Next     *Moment // of a teardown that failed: when it is tried again
+	Rule     Text    // why, in a sentence
+	Error    Text    // of a start or a teardown that failed
 }
 
 // Acts is what an operator can do to a row, and the form token for it.
