@@ -1,0 +1,194 @@
+package pid1
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sandkeeper/internal/guest/keeper"
+	"sandkeeper/internal/guest/link"
+)
+
+// Variable holds the Config in the environment of PID 1. No command sees it.
+const Variable = "SANDKEEPER_GUEST"
+
+// Config is what the engine tells the guest.
+type Config struct {
+	User    string `json:"user"`    // the image's USER; "" is root
+	Workdir string `json:"workdir"` // from which relative paths count
+	Link    string `json:"link"`    // the directory of the socket; it may be missing
+}
+
+const (
+	workspace = "/workspace"
+	// A little less than the engine waits before it kills, so that the end is ours.
+	stopGrace = 1900 * time.Millisecond
+	exitTERM  = 128 + int(unix.SIGTERM)
+)
+
+// Main is the life of PID 1; it returns the exit code after a SIGTERM.
+func Main() int {
+	// Small: what it keeps is bounded, and a sandbox may have little memory.
+	debug.SetGCPercent(30)
+	unix.Umask(0o022)
+	cfg, env, err := readEnvironment(os.Environ())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sandkeeper: "+err.Error())
+		return 2
+	}
+	term := handleSignals()
+
+	g := newGuest(cfg, env)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var wg sync.WaitGroup
+	serve := func(c io.ReadWriteCloser) { g.Serve(ctx, c) }
+	if cfg.Link != "" {
+		wg.Go(func() { link.DialIn(ctx, cfg.Link, serve) })
+	}
+	wg.Go(func() {
+		if err := link.ServeAttached(ctx, os.Stdin, os.Stdout, serve); err != nil {
+			fmt.Fprintln(os.Stderr, "sandkeeper: attach: "+err.Error())
+		}
+	})
+	g.runner.keepers.prepare()
+
+	<-term
+	g.runner.stop(stopGrace)
+	return exitTERM
+}
+
+// readEnvironment takes the guest's own variable out of an environment.
+func readEnvironment(environ []string) (cfg Config, env map[string]string, err error) {
+	env = make(map[string]string, len(environ))
+	for _, kv := range environ {
+		if name, v, ok := strings.Cut(kv, "="); ok && name != "" {
+			env[name] = v
+		}
+	}
+	if v := env[Variable]; v != "" {
+		if err := json.Unmarshal([]byte(v), &cfg); err != nil {
+			return cfg, nil, fmt.Errorf("%s: %w", Variable, err)
+		}
+	}
+	delete(env, Variable)
+	if !filepath.IsAbs(cfg.Workdir) {
+		cfg.Workdir = workspace
+	}
+	return cfg, env, nil
+}
+
+// handleSignals swallows what would end the guest, reaps, and returns what is
+// closed at the first SIGTERM.
+func handleSignals() (term <-chan struct{}) {
+	signals := make(chan os.Signal, 64)
+	for s := unix.Signal(1); s < 65; s++ {
+		switch s {
+		case unix.SIGKILL, unix.SIGSTOP, unix.SIGURG, unix.SIGPROF: // not to be caught; Go's own
+		default:
+			signal.Notify(signals, s)
+		}
+	}
+	stop := make(chan struct{})
+	go func() {
+		stopped := false
+		for s := range signals {
+			switch s {
+			case unix.SIGCHLD:
+				reap()
+			case unix.SIGTERM:
+				if !stopped {
+					stopped = true
+					close(stop)
+				}
+			}
+		}
+	}()
+	return stop
+}
+
+// reap takes the end of every dead child: keepers, and what came to PID 1 by
+// losing its parents.
+func reap() {
+	for {
+		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+	}
+}
+
+func newGuest(cfg Config, env map[string]string) *Guest {
+	passwd, _ := os.ReadFile("/etc/passwd")
+	group, _ := os.ReadFile("/etc/group")
+	user, err := LookupUser(cfg.User, string(passwd), string(group))
+	if err != nil {
+		// Nothing runs as somebody else instead: commands say what is wrong.
+		user = User{UID: 65534, GID: 65534, Home: "/"}
+	}
+	setIdentity(env, &user)
+	if err == nil {
+		for _, dir := range []string{workspace, cfg.Workdir} {
+			giveFresh(dir, &user)
+		}
+	}
+	r := &runner{
+		user: &user, userErr: err, env: env, workdir: cfg.Workdir,
+		oom: openOOMCounter(), budget: newBudget(), now: time.Now,
+		execs: make(map[string]*execution),
+		keepers: newKeepers(func() (*keeper.Handle, error) {
+			return keeper.Spawn("/proc/self/exe", []string{"GOMAXPROCS=1", "GODEBUG=madvdontneed=1"})
+		}),
+	}
+	return &Guest{runner: r, files: &files{user: &user, workdir: cfg.Workdir}}
+}
+
+// setIdentity sets HOME and USER. The engine starts the guest as root, and gives
+// it root's HOME where the image says none: that one is no choice of the image's.
+func setIdentity(env map[string]string, u *User) {
+	if home, ok := env["HOME"]; !ok || u.UID != 0 && (home == "/root" || home == "/") {
+		env["HOME"] = u.Home
+	}
+	if _, ok := env["USER"]; !ok && u.Name != "" {
+		env["USER"] = u.Name
+	}
+}
+
+// giveFresh makes a directory where it is missing, and gives it to the user if
+// it is root's and holds nothing: then the engine has just made it. Where it
+// cannot, commands find out.
+func giveFresh(dir string, u *User) {
+	if _, err := os.Lstat(dir); os.IsNotExist(err) {
+		if os.MkdirAll(dir, 0o755) != nil {
+			return
+		}
+	}
+	if u.UID == 0 {
+		return
+	}
+	var st unix.Stat_t
+	if unix.Lstat(dir, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Uid != 0 {
+		return
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return
+	}
+	defer d.Close()
+	if names, err := d.Readdirnames(1); err == io.EOF && len(names) == 0 {
+		d.Chown(int(u.UID), int(u.GID))
+	}
+}

@@ -1,0 +1,151 @@
+// Package wire is what control plane and guest say to each other, over one byte
+// stream: yamux, in which the control plane opens a stream for each call, writes
+// one Request, and reads one Response.
+//
+// Both ends ignore fields that they do not know, and a method that the guest
+// does not know is answered with CodeUnknown, so that an old guest works with a
+// newer control plane. Both ends bound what they read before they keep it.
+package wire
+
+// Version of the calls. It goes up when an old guest could misread a newer
+// control plane; what Features tells does not need it.
+const Version = 1
+
+// Methods of a Request.
+const (
+	MethodHello  = "hello"
+	MethodPing   = "ping"
+	MethodStart  = "start"
+	MethodWait   = "wait"
+	MethodGone   = "gone"
+	MethodExecs  = "execs"
+	MethodSignal = "signal"
+	MethodRead   = "read"
+	MethodWrite  = "write"
+	MethodList   = "list"
+	MethodStat   = "stat"
+	MethodRemove = "remove"
+	MethodMkdir  = "mkdir"
+)
+
+// Request is one call. Fields beside Method belong to the methods named.
+type Request struct {
+	Method string `json:"m"`
+	// Call names a call that must not take effect twice: write, remove, mkdir.
+	// A guest that has answered it gives the same answer again.
+	Call string `json:"call,omitempty"`
+
+	Version int    `json:"v,omitempty"`     // hello
+	Start   *Start `json:"start,omitempty"` // start; the payload is its stdin
+	Exec    string `json:"exec,omitempty"`  // wait, gone, signal
+	Limit   int    `json:"limit,omitempty"` // wait: bytes of each stream
+	Signal  string `json:"sig,omitempty"`   // signal
+	Tree    bool   `json:"tree,omitempty"`  // signal
+
+	Path      string  `json:"path,omitempty"` // the file calls; write has its data as payload
+	Offset    int64   `json:"off,omitempty"`
+	Length    int     `json:"len,omitempty"`
+	Mode      *uint32 `json:"mode,omitempty"` // an fs.FileMode
+	Append    bool    `json:"append,omitempty"`
+	Mkdirs    bool    `json:"mkdirs,omitempty"`
+	Recursive bool    `json:"rec,omitempty"`
+}
+
+// Start is a command to start.
+type Start struct {
+	Exec       string            `json:"exec"`
+	Shell      string            `json:"sh,omitempty"`
+	Argv       []string          `json:"argv,omitempty"`
+	Cwd        string            `json:"cwd,omitempty"`
+	Workdir    string            `json:"workdir,omitempty"`
+	Variables  map[string]string `json:"vars,omitempty"`
+	Timeout    int64             `json:"timeout,omitempty"` // ns
+	Background bool              `json:"bg,omitempty"`
+}
+
+// Response answers a Request: either Error, or what belongs to its method.
+type Response struct {
+	Error *Error `json:"err,omitempty"`
+
+	Version   int      `json:"v,omitempty"`
+	Features  []string `json:"features,omitempty"`
+	Started   *Started `json:"started,omitempty"`
+	End       *End     `json:"end,omitempty"` // the payload is stdout, then stderr
+	Execs     []Exec   `json:"execs,omitempty"`
+	Survivors int      `json:"alive,omitempty"`
+	Chunk     *Chunk   `json:"chunk,omitempty"` // the payload is its data
+	Files     []File   `json:"files,omitempty"`
+	Size      int64    `json:"size,omitempty"`
+}
+
+// Codes of an Error.
+const (
+	CodeErrno   = "errno"   // the file system refused; Errno has its name
+	CodeNoExec  = "no_exec" // never heard of that exec
+	CodeInvalid = "invalid"
+	CodeUnknown = "unknown" // a method of another version
+	CodeFailed  = "failed"
+)
+
+// Error is why a call failed.
+type Error struct {
+	Code    string `json:"code"`
+	Errno   string `json:"errno,omitempty"`
+	Message string `json:"msg,omitempty"`
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// Started tells of a command that runs, or ran.
+type Started struct {
+	PID     int  `json:"pid"`
+	Existed bool `json:"existed,omitempty"`
+}
+
+// End is how an exec ended.
+type End struct {
+	ExitCode   int    `json:"code"`
+	Signal     string `json:"sig,omitempty"`
+	OOM        bool   `json:"oom,omitempty"`
+	TimedOut   bool   `json:"timeout,omitempty"`
+	Stdout     int    `json:"out,omitempty"` // bytes of it in the payload
+	Stderr     int    `json:"err,omitempty"`
+	OmittedOut int64  `json:"omit_out,omitempty"`
+	OmittedErr int64  `json:"omit_err,omitempty"`
+	OutputLost bool   `json:"lost,omitempty"`
+	Duration   int64  `json:"took"` // ns
+	Cwd        string `json:"cwd,omitempty"`
+	CwdLost    string `json:"cwd_lost,omitempty"`
+	Left       int    `json:"left,omitempty"`
+}
+
+// Exec is one line of a guest's list. Times are ns since 1970.
+type Exec struct {
+	Exec       string `json:"exec"`
+	PID        int    `json:"pid"`
+	Command    string `json:"cmd"`
+	StartedAt  int64  `json:"start"`
+	EndedAt    int64  `json:"end,omitempty"`
+	Background bool   `json:"bg,omitempty"`
+	Left       bool   `json:"left,omitempty"`
+	Running    bool   `json:"run,omitempty"`
+	ExitCode   int    `json:"code,omitempty"`
+	Timeout    int64  `json:"timeout,omitempty"`
+}
+
+// Chunk is a part of a file.
+type Chunk struct {
+	Size  int64  `json:"size"`
+	Mode  uint32 `json:"mode"`
+	MTime int64  `json:"mtime"`
+	EOF   bool   `json:"eof,omitempty"`
+}
+
+// File describes one file.
+type File struct {
+	Name  string `json:"name"`
+	Type  string `json:"type"`
+	Size  int64  `json:"size"`
+	Mode  uint32 `json:"mode"`
+	MTime int64  `json:"mtime"`
+}
