@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -32,6 +33,7 @@ type played struct {
 	header http.Header
 	hello  map[string]any
 	end    chan struct{}
+	busy   sync.WaitGroup // what plays beside the test
 }
 
 // asked is a request that came.
@@ -135,7 +137,11 @@ func (p *played) answer(q asked, result string) {
 }
 
 // drop cuts the connection without a close frame.
-func (p *played) drop() { p.conn.CloseNow(); close(p.end) }
+func (p *played) drop() {
+	p.busy.Wait()
+	p.conn.CloseNow()
+	close(p.end)
+}
 
 // shut closes it with a code.
 func (p *played) shut(code websocket.StatusCode) { p.conn.Close(code, ""); close(p.end) }
@@ -167,11 +173,11 @@ func TestErrorsHaveTypes(t *testing.T) {
 	c := s.dial()
 	p := <-s.conns
 	defer p.drop()
-	go func() {
+	p.busy.Go(func() {
 		q := p.next()
 		p.write(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32011,"message":"it is gone","data":{"kind":"generation_gone",
 			"retry_after_ms":1500,"tombstone":{"reason":"turn ended","actor":"agent:a","at":"2026-03-01T12:00:00.000Z","generation":3,"exit_code":137}}}}`, q.ID))
-	}()
+	})
 	_, err := c.Env(t.Context(), ByTask("t"))
 	e, ok := errors.AsType[*Error](err)
 	if !ok {
@@ -291,11 +297,11 @@ func TestTheEndOfATurnCarriesItsNumber(t *testing.T) {
 	c := s.dial()
 	p := <-s.conns
 	defer p.drop()
-	go func() {
+	p.busy.Go(func() {
 		p.answer(p.next(), `{"env":{"id":"e1","task":"t","turn":{"number":7,"open":true}},"outcome":"created","drift":[]}`)
 		q := p.next()
 		p.answer(q, fmt.Sprintf(`{"turn":%v,"decisions":[{"env":"e1","name":"main","decision":"kept","reason":%q,"deadline":null}]}`, q.Params["turn"], q.Params["outcome"]))
-	}()
+	})
 	if _, err := c.Acquire(t.Context(), AcquireRequest{Task: "t", Persistent: new(true)}); err != nil {
 		t.Fatal(err)
 	}
@@ -389,7 +395,7 @@ func TestTheContextEndsTheWaitingAlone(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	p.answer(q, `{"envs":[]}`) // nobody waits for it
-	go func() { p.answer(p.next(), `{"envs":[{"id":"e9"}]}`) }()
+	p.busy.Go(func() { p.answer(p.next(), `{"envs":[{"id":"e9"}]}`) })
 	if envs, err := c.Envs(t.Context(), ""); err != nil || len(envs) != 1 {
 		t.Errorf("the next call: %v, %v", envs, err)
 	}
