@@ -27,7 +27,9 @@ func (s *Session) Acquire(ctx context.Context, r AcquireRequest) (Acquired, erro
 	x.turnActivity()
 	e := t.envs[r.Name]
 	outcome := "reused"
-	if e == nil {
+	if e != nil {
+		x.uses(s, e)
+	} else {
 		if e, err = x.create(s, r); err != nil {
 			return Acquired{}, err
 		}
@@ -60,6 +62,7 @@ func (s *Session) Acquire(ctx context.Context, r AcquireRequest) (Acquired, erro
 				outcome = howCreated
 			}
 			e = next
+			e.users[s] = struct{}{}
 		}
 	}
 	rec := e.rec.Load()
@@ -71,7 +74,6 @@ func (s *Session) acquireStep(ctx context.Context, e *env, r AcquireRequest) (ho
 	t := e.t
 	x := t.begin()
 	rec := x.env(e)
-	e.users[s] = struct{}{}
 	switch rec.State {
 	case Ready:
 		recreate, err := x.applyAcquire(s, e, r)
@@ -339,7 +341,7 @@ func (s *Session) use(ctx context.Context, r Ref, kind string) (*env, error) {
 	x := e.t.begin()
 	x.join(s, false)
 	x.activity(e, kind, s.actor())
-	e.users[s] = struct{}{}
+	x.uses(s, e)
 	if err := x.finish(ctx); err != nil {
 		e.t.mu.Unlock()
 		return nil, err
@@ -391,8 +393,7 @@ func (s *Session) Release(ctx context.Context, r Ref, purge bool) (View, error) 
 	}
 	x := e.t.begin()
 	x.join(s, false)
-	x.turnActivity()
-	e.users[s] = struct{}{}
+	x.uses(s, e)
 	x.end(e, TeardownStop, purge, s.actor(), "released", "release")
 	if err := x.finish(ctx); err != nil {
 		return View{}, err

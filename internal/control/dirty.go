@@ -109,6 +109,9 @@ func (p *Plane) flush(ctx context.Context) error {
 func (t *task) write(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.gone { // it had nothing to decide, and another may be on disk by now
+		return nil
+	}
 	b := &Batch{Tasks: []TaskRecord{t.rec}}
 	for _, e := range t.all() {
 		b.Envs = append(b.Envs, e.rec.Load())

@@ -68,6 +68,7 @@ type Env struct {
 
 	CreatedAt    time.Time `json:"created_at"`
 	StartedAt    time.Time `json:"started_at,omitzero"` // of this generation
+	Run          time.Time `json:"run,omitzero"`        // when this run of its PID 1 began, by the engine's clock; zero: not seen yet
 	LastActivity Activity  `json:"last_activity"`
 	IdleSince    time.Time `json:"idle_since,omitzero"` // zero: held, or not ready
 	Deadline     time.Time `json:"deadline,omitzero"`   // as last shown; zero: none

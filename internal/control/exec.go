@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -39,6 +40,7 @@ type exec struct {
 	digest     string
 	command    string // as shown
 	session    string
+	actor      string // whose command it is; "" after a restart
 	start      ExecStart
 	guard      *int64 // the generation it may start in alone
 	state      execState
@@ -198,7 +200,8 @@ func (s *Session) begin(ctx context.Context, e *env, r *RunRequest) (x *exec, kn
 		name = "x" + newID()
 	}
 	x = e.newExec(name, s.p.Now())
-	x.id, x.digest, x.command, x.session, x.guard = r.ID, digest, shown(r), s.rec.ID, r.Generation
+	x.id, x.digest, x.command, x.guard = r.ID, digest, shown(r), r.Generation
+	x.session, x.actor = s.rec.ID, s.actor()
 	x.start = ExecStart{
 		Exec: name, Shell: r.Command, Argv: r.Argv, Cwd: r.Cwd,
 		Variables: r.Variables, Stdin: []byte(r.Stdin), Timeout: r.timeout(),
@@ -206,7 +209,7 @@ func (s *Session) begin(ctx context.Context, e *env, r *RunRequest) (x *exec, kn
 	tx := t.begin()
 	tx.join(s, true)
 	tx.activity(e, "exec", s.actor())
-	e.users[s] = struct{}{}
+	tx.uses(s, e)
 	e.execs[name] = x
 	if r.ID != "" {
 		e.byID[r.ID] = x
@@ -216,7 +219,7 @@ func (s *Session) begin(ctx context.Context, e *env, r *RunRequest) (x *exec, kn
 		x.cancel()
 		return nil, nil, err
 	}
-	s.p.background(func() { s.p.drive(x, s.actor()) })
+	s.p.background(func() { s.p.drive(x) })
 	return x, nil, nil
 }
 
@@ -229,10 +232,10 @@ func (e *env) forget(x *exec) {
 }
 
 // drive brings an exec from waiting to its end.
-func (p *Plane) drive(x *exec, actor string) {
+func (p *Plane) drive(x *exec) {
 	e, t := x.e, x.e.t
 	t.mu.Lock()
-	err := e.bind(p.ctx, x, actor)
+	err := e.bind(p.ctx, x)
 	t.mu.Unlock()
 	if err == nil {
 		err = p.startExec(x)
@@ -246,8 +249,8 @@ func (p *Plane) drive(x *exec, actor string) {
 
 // bind waits for its environment and ties the exec to the generation that is
 // ready: from then on the reaper sees it. The task is locked.
-func (e *env) bind(ctx context.Context, x *exec, actor string) error {
-	if err := e.awaitReady(ctx, actor, "exec"); err != nil {
+func (e *env) bind(ctx context.Context, x *exec) error {
+	if err := e.awaitReady(ctx, x.actor, "exec"); err != nil {
 		return err
 	}
 	rec := e.rec.Load()
@@ -269,7 +272,7 @@ func (e *env) bind(ctx context.Context, x *exec, actor string) error {
 		tx.must = true // before the command starts
 		tx.batch.Execs = append(tx.batch.Execs, x.record())
 	}
-	tx.activity(e, "exec", actor)
+	tx.activity(e, "exec", x.actor)
 	return tx.finish(ctx)
 }
 
@@ -388,7 +391,7 @@ func (p *Plane) execEnded(x *exec, end ExecEnd) {
 			tx.after = append(tx.after, func() { delete(e.byID, x.id) })
 		}
 	}
-	tx.activity(e, "exec", e.rec.Load().LastActivity.Actor)
+	tx.activity(e, "exec", cmp.Or(x.actor, e.rec.Load().LastActivity.Actor))
 	tx.checkTurn()
 	if err := tx.finish(p.ctx); err != nil && x.id != "" {
 		x.err = err // the guest keeps the result: asking again by id finds it
@@ -414,10 +417,13 @@ func (p *Plane) execFailed(x *exec, err error) {
 	if errors.Is(err, ErrGuestUnreachable) {
 		e.unasked = true // it may run all the same: the next round asks the guest
 	}
+	tx := e.t.begin()
+	if x.state == execRunning {
+		tx.activity(e, "exec", cmp.Or(x.actor, e.rec.Load().LastActivity.Actor))
+	}
 	x.state = execEnded
 	x.cancel()
 	e.forget(x)
-	tx := e.t.begin()
 	tx.checkTurn()
 	tx.finish(p.ctx) //nolint:errcheck // written behind; an abandoned turn is looked at again
 	p.hub.changed(e.id)
@@ -456,6 +462,12 @@ func (x *tx) loseExecs(e *env, tomb *Tombstone) func() {
 			rec := ex.record()
 			rec.EndedAt, rec.Lost = x.now, tomb
 			x.batch.Execs = append(x.batch.Execs, rec)
+		}
+	}
+	for _, ex := range lost {
+		if ex.state == execRunning {
+			x.turnActivity() // an end is an end
+			break
 		}
 	}
 	for _, rec := range e.unended {

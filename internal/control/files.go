@@ -25,7 +25,7 @@ func (s *Session) onFiles(ctx context.Context, r Ref, check func() error, f func
 	x := e.t.begin()
 	x.join(s, false)
 	x.activity(e, "file", s.actor())
-	e.users[s] = struct{}{}
+	x.uses(s, e)
 	if err = x.finish(ctx); err == nil {
 		err = e.awaitReady(ctx, s.actor(), "file")
 	}

@@ -107,9 +107,7 @@ func (p *Plane) restore(recs *Records) {
 		p.tasks[r.Key()] = newTask(p, r)
 	}
 	for _, r := range recs.Sessions {
-		if r.Disconnected.IsZero() || r.Disconnected.After(now) {
-			r.Disconnected = now
-		}
+		r.Disconnected = now // nobody could connect while we were down: the grace begins anew
 		s := &Session{p: p, rec: r, used: r.Used}
 		s.init()
 		p.sessions[r.ID] = s

@@ -3,7 +3,6 @@ package control
 import (
 	"context"
 	"errors"
-	"math"
 	"sync"
 	"time"
 )
@@ -79,8 +78,11 @@ func (p *Plane) Observe(ctx context.Context, ev EngineEvent) {
 	}
 	switch {
 	case r.State == Ready:
-		code := ev.ExitCode
-		e.lost(ctx, &code, ev.OOM)
+		if ev.Kind == SandboxDied {
+			e.lost(ctx, &ev.ExitCode, ev.OOM)
+		} else {
+			e.lost(ctx, nil, false)
+		}
 	case r.State == Starting && e.job != nil && ev.Kind == SandboxDied:
 		e.job.cancel(errSandboxDied)
 	}
@@ -159,8 +161,13 @@ func (e *env) reconcile(ctx context.Context, s *SandboxStatus, began time.Time) 
 			return
 		}
 		switch {
-		case running && e.unasked:
-			e.ask()
+		case running && !r.Run.IsZero() && !s.StartedAt.IsZero() && !s.StartedAt.Equal(r.Run):
+			e.lost(ctx, nil, false) // it was started again behind our back; the next round takes that up
+		case running:
+			e.sawRun(s.StartedAt)
+			if e.unasked {
+				e.ask()
+			}
 		case !running && s != nil && s.State == SandboxExited:
 			e.lost(ctx, &s.ExitCode, s.OOM)
 		case !running:
@@ -179,6 +186,16 @@ func (e *env) reconcile(ctx context.Context, s *SandboxStatus, began time.Time) 
 			x.finish(ctx) //nolint:errcheck // the next round sees it again
 		}
 	}
+}
+
+// sawRun notes by what the engine tells this run of the sandbox from a later one; the task is locked.
+func (e *env) sawRun(at time.Time) {
+	if at.IsZero() || !e.rec.Load().Run.IsZero() {
+		return
+	}
+	x := e.t.begin()
+	x.env(e).Run = at.Round(0).UTC()
+	x.finish(e.t.p.ctx) //nolint:errcheck // written behind
 }
 
 // ask asks the guest, after a restart, what runs in the sandbox; the task is locked.
@@ -323,7 +340,13 @@ func (p *Plane) removeOrphan(ctx context.Context, name string, ev Event) error {
 		return nil // the next round tries again
 	}
 	ev.Kind = OrphanRemoved
-	return p.commit(ctx, &Batch{Events: []Event{ev}, DeleteOrphans: []string{name}})
+	if err := p.commit(ctx, &Batch{Events: []Event{ev}, DeleteOrphans: []string{name}}); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.orphans, name)
+	return nil
 }
 
 // forgetOrphans drops those that the engine no longer has.
@@ -361,85 +384,4 @@ func (p *Plane) Housekeep(ctx context.Context) {
 		p.log.Warn("prune", "err", err)
 	}
 	p.evict()
-}
-
-// checkClock re-bases every armed deadline when the wall clock has parted from
-// ours: what was left of it stays.
-func (p *Plane) checkClock(ctx context.Context) {
-	by := p.clock.drift()
-	if math.Abs(by.Seconds()) <= 1 {
-		return
-	}
-	// A clock that went ahead is followed last, one that went back first: no
-	// deadline is seen early in between.
-	if by < 0 {
-		p.clock.rebase(by)
-	}
-	p.mu.RLock()
-	tasks := make([]*task, 0, len(p.tasks))
-	for _, t := range p.tasks {
-		tasks = append(tasks, t)
-	}
-	sessions := make([]*Session, 0, len(p.sessions))
-	for _, s := range p.sessions {
-		sessions = append(sessions, s)
-	}
-	p.mu.RUnlock()
-	for _, s := range sessions {
-		s.mu.Lock()
-		shift(by, &s.rec.Disconnected)
-		if d := s.rec.Disconnected; !d.IsZero() {
-			p.o.Alarms.Set(sessionAlarm(s.rec.ID), d.Add(s.rec.Grace))
-		}
-		s.mu.Unlock()
-		p.markSessionDirty(s)
-	}
-	for _, t := range tasks {
-		t.shift(ctx, by)
-	}
-	if by > 0 {
-		p.clock.rebase(by)
-	}
-	p.mu.RLock()
-	for _, e := range p.envs {
-		p.hub.changed(e.id)
-	}
-	p.mu.RUnlock()
-	p.log.Warn("the wall clock jumped; deadlines were re-based", "by", by)
-	p.Record(ctx, Event{Kind: ClockJumped, Actor: ActorServer, Reason: "the wall clock moved by " + seconds(by.Round(time.Millisecond)), Data: map[string]any{"seconds": by.Seconds()}}) //nolint:errcheck // logged
-}
-
-func shift(by time.Duration, ts ...*time.Time) {
-	for _, t := range ts {
-		if !t.IsZero() {
-			*t = t.Add(by)
-		}
-	}
-}
-
-// shift moves what deadlines count from; what people were promised as a time
-// of day, a pin's end, stays.
-func (t *task) shift(ctx context.Context, by time.Duration) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	x := t.begin()
-	for _, e := range t.all() {
-		c := x.env(e)
-		shift(by, &c.StartedAt, &c.IdleSince, &c.NotBefore, &c.DormantSince, &c.UnpinnedAt, &c.FailedAt, &c.AnnouncedAt, &c.LastActivity.At)
-		if c.Teardown != nil {
-			shift(by, &c.Teardown.NextAt)
-		}
-		for _, ex := range e.execs {
-			shift(by, &ex.startedAt, &ex.leftSince)
-		}
-		shift(by, &e.readyAt, &e.told)
-	}
-	shift(by, &x.task().Active)
-	x.must = true
-	if by > 0 {
-		x.now = x.now.Add(by) // the clock follows
-	}
-	if err := x.finish(ctx); err != nil {
-		t.p.log.Error("re-base", "task", t.key.Task, "err", err)
-	}
 }

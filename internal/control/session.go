@@ -13,6 +13,10 @@ import (
 type Session struct {
 	p *Plane
 
+	// writing is held from the reading of the record to its commit, so that no
+	// older one is written over a newer. It is taken around mu, never inside it.
+	writing sync.Mutex
+
 	// mu guards what follows. It is taken inside a task's lock, never around one.
 	mu    sync.Mutex
 	rec   SessionRecord
@@ -35,7 +39,11 @@ func (s *Session) ID() string { return s.rec.ID }
 func (s *Session) Owner() string { return s.rec.Owner }
 
 // Grace is how long the session is kept without a socket.
-func (s *Session) Grace() time.Duration { return s.rec.Grace }
+func (s *Session) Grace() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rec.Grace
+}
 
 func (s *Session) actor() string { return "agent:" + s.rec.Agent }
 
@@ -47,6 +55,8 @@ func (s *Session) record() SessionRecord {
 }
 
 func (s *Session) write(ctx context.Context) error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
 	s.mu.Lock()
 	r := s.record()
 	s.mu.Unlock()
@@ -140,6 +150,8 @@ func (p *Plane) resume(ctx context.Context, owner string, h Hello, grace time.Du
 	if s == nil || s.rec.Owner != owner {
 		return nil, nil
 	}
+	s.writing.Lock()
+	defer s.writing.Unlock()
 	s.mu.Lock()
 	if d := s.rec.Disconnected; !d.IsZero() && !p.Now().Before(d.Add(s.rec.Grace)) {
 		s.mu.Unlock()
@@ -189,10 +201,18 @@ func (s *Session) settleTasks() {
 
 // Disconnect says that this socket is gone; of one that was taken over it changes nothing.
 func (s *Session) Disconnect(sink Sink) {
+	if s.disconnect(sink) {
+		s.settleTasks()
+	}
+}
+
+func (s *Session) disconnect(sink Sink) bool {
+	s.writing.Lock()
+	defer s.writing.Unlock()
 	s.mu.Lock()
 	if s.sink != sink {
 		s.mu.Unlock()
-		return
+		return false
 	}
 	now := s.p.Now()
 	s.sink = nil
@@ -203,7 +223,7 @@ func (s *Session) Disconnect(sink Sink) {
 	ev := Event{Time: At(now), Kind: AgentDisconnected, Owner: rec.Owner, Actor: s.actor(), Data: map[string]any{"session": publicSession(rec.ID), "grace_seconds": rec.Grace.Seconds()}}
 	// The alarm is set and holds, also where this cannot be written.
 	s.p.commit(s.p.ctx, &Batch{Sessions: []SessionRecord{rec}, Events: []Event{ev}}) //nolint:errcheck // logged
-	s.settleTasks()
+	return true
 }
 
 // expire ends a session whose grace has passed, and the turns that nobody is left in.
@@ -214,6 +234,8 @@ func (p *Plane) expire(ctx context.Context, id string) {
 	if s == nil {
 		return
 	}
+	s.writing.Lock()
+	defer s.writing.Unlock() // it does not come back between the look and the end
 	until := s.goneUntil()
 	if until.IsZero() {
 		return

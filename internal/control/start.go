@@ -44,7 +44,7 @@ func (x *tx) start(e *env, how string) {
 	}
 	t.Generations[r.Name]++
 	r.State, r.Generation, r.StartedAt, r.Error = Starting, t.Generations[r.Name], x.now, ""
-	r.NotBefore = time.Time{}
+	r.Run, r.NotBefore, r.AnnouncedAt, r.AnnouncedRun = time.Time{}, time.Time{}, time.Time{}, 0
 	x.event(r, EnvStarting, x.actor(r), "", map[string]any{"generation": r.Generation, "image": r.Asked.Image, "how": how})
 	x.moved(e)
 	x.after = append(x.after, func() { e.launch(how) })
@@ -91,6 +91,12 @@ func (p *Plane) runStart(ctx context.Context, e *env, r *Env) (Created, error) {
 		created, err = p.o.Engine.Create(c, spec)
 		return err
 	}
+	if !r.FailedAt.IsZero() && !r.Files {
+		// What an earlier try left may not be what is asked now.
+		if err := timed(p.o.TeardownTimeout, func(c context.Context) error { return p.o.Engine.Remove(c, spec.Name, RemoveAll) }); err != nil {
+			return created, fmt.Errorf("remove what a failed start left: %w", err)
+		}
+	}
 	if r.Recreate {
 		if err := timed(p.o.TeardownTimeout, func(c context.Context) error { return p.o.Engine.Remove(c, spec.Name, KeepWorkspace) }); err != nil {
 			return created, fmt.Errorf("remove the old root file system: %w", err)
@@ -106,12 +112,19 @@ func (p *Plane) runStart(ctx context.Context, e *env, r *Env) (Created, error) {
 	if err != nil {
 		return created, err
 	}
-	return created, timed(p.o.StartTimeout, func(c context.Context) error {
+	err = timed(p.o.StartTimeout, func(c context.Context) error {
 		if err := p.o.Engine.Start(c, spec.Name); err != nil {
 			return err
 		}
 		return p.o.Guests.Guest(spec.Name).Ping(c)
 	})
+	if err != nil && ctx.Err() == nil {
+		// What is recorded as not running does not run.
+		if kerr := timed(p.o.TeardownTimeout, func(c context.Context) error { return p.o.Engine.Kill(c, spec.Name) }); kerr != nil {
+			p.log.Warn("end what failed to start", "env", r.ID, "err", kerr)
+		}
+	}
+	return created, err
 }
 
 func (p *Plane) pull(ctx context.Context, e *env, r *Env, timed func(time.Duration, func(context.Context) error) error) error {
@@ -180,6 +193,11 @@ func (x *tx) startDone(e *env, j *startJob, created Created) {
 	if !created.Existed {
 		c.Applied = c.Asked
 		c.Applied.Persistent = c.Persistent
+		if !created.WorkspaceExisted {
+			c.CreatedGeneration = c.Generation // nothing of the old one was left
+		}
+	}
+	if !created.Existed || c.RootGeneration == 0 {
 		c.RootGeneration = c.Generation
 	}
 	if !created.Existed || created.Unenforced != nil {

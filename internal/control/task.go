@@ -1,9 +1,11 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -70,17 +72,7 @@ func (t *task) all() []*env {
 	l := slices.Collect(maps.Values(t.envs))
 	l = slices.AppendSeq(l, maps.Values(t.leaving))
 	slices.SortFunc(l, func(a, b *env) int {
-		ra, rb := a.rec.Load(), b.rec.Load()
-		if ra.Name != rb.Name {
-			if ra.Name < rb.Name {
-				return -1
-			}
-			return 1
-		}
-		if a.id < b.id {
-			return -1
-		}
-		return 1
+		return cmp.Or(strings.Compare(a.rec.Load().Name, b.rec.Load().Name), strings.Compare(a.id, b.id))
 	})
 	return l
 }
@@ -172,13 +164,7 @@ func (e *env) holds(rec *Env, turn *TaskRecord, now time.Time) []Hold {
 		hs = append(hs, Hold{Kind: HoldPin, Since: At(rec.Pin.Since), Until: AtPtr(ceilMillis(rec.Pin.Until))})
 	}
 	slices.SortFunc(hs, func(a, b Hold) int {
-		if c := a.Since.Compare(b.Since.Time); c != 0 {
-			return c
-		}
-		if a.Ref < b.Ref {
-			return -1
-		}
-		return 1
+		return cmp.Or(a.Since.Compare(b.Since.Time), strings.Compare(string(a.Kind), string(b.Kind)), strings.Compare(a.Ref, b.Ref))
 	})
 	return hs
 }
@@ -340,6 +326,8 @@ func (x *tx) finish(ctx context.Context) error {
 			x.batch.Tasks = append(x.batch.Tasks, *x.turn)
 		}
 		if err := x.p.commit(ctx, &x.batch); err != nil {
+			// What the decision was about may have happened all the same.
+			x.p.o.Alarms.Set(taskAlarm(x.t.key), x.now.Add(time.Second))
 			return err
 		}
 	} else if len(x.envs) > 0 || x.turn != nil {
@@ -387,7 +375,11 @@ func (t *task) settle(now time.Time) {
 // arm tells the alarms when to look at the task and its environments again.
 func (t *task) arm(now time.Time) {
 	p := t.p
-	p.setAlarm(taskAlarm(t.key), t.lapseAt(&t.rec))
+	at := t.lapseAt(&t.rec)
+	if t.abandoned() {
+		at = now
+	}
+	p.setAlarm(taskAlarm(t.key), at)
 	for _, e := range t.envs {
 		p.setAlarm(envAlarm(e.id), e.nextLook(now))
 	}

@@ -36,7 +36,9 @@ func (x *tx) teardown(e *env, mode TeardownMode, actor, reason, rule string) {
 		r.Tombstone = &Tombstone{Reason: reason, Actor: actor, At: At(x.now), Generation: was}
 	}
 	r.State, r.Teardown, r.IdleSince, r.NotBefore = Stopping, td, time.Time{}, time.Time{}
-	x.event(r, kind, actor, reason, map[string]any{"generation": was, "mode": string(mode), "rule": rule})
+	if rule != ruleLost { // env.lost has told it
+		x.event(r, kind, actor, reason, map[string]any{"generation": was, "mode": string(mode), "rule": rule})
+	}
 	x.moved(e)
 	lost := x.loseExecs(e, &Tombstone{Reason: reason, Actor: actor, At: At(x.now), Generation: was})
 	x.after = append(x.after, func() {

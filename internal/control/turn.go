@@ -23,9 +23,11 @@ func (x *tx) join(s *Session, open bool) (opened bool) {
 		t.Sessions = nil
 		opened = true
 		x.event(nil, TurnBegan, s.actor(), "", map[string]any{"turn": t.Turn})
-		for _, e := range x.t.envs {
-			clear(e.users)
-		}
+		x.after = append(x.after, func() {
+			for _, e := range x.t.envs {
+				clear(e.users)
+			}
+		})
 	}
 	if !slices.Contains(t.Sessions, s.rec.ID) {
 		t = x.task()
@@ -34,6 +36,11 @@ func (x *tx) join(s *Session, open bool) (opened bool) {
 		x.after = append(x.after, func() { s.join(x.t.key) })
 	}
 	return opened
+}
+
+// uses makes the session one that is told of the environment until the next turn begins.
+func (x *tx) uses(s *Session, e *env) {
+	x.after = append(x.after, func() { e.users[s] = struct{}{} })
 }
 
 // TurnBegin opens a turn, or joins the one that is open.
@@ -175,17 +182,13 @@ func (p *Plane) dueTask(ctx context.Context, k TaskKey) {
 // which nothing has happened for max_turn.
 func (x *tx) checkTurn() {
 	t := &x.t.rec
+	if x.turn != nil { // with what this decision has stamped
+		t = x.turn
+	}
 	if !t.Open {
 		return
 	}
-	here := false
-	for _, id := range t.Sessions {
-		x.p.mu.RLock()
-		_, ok := x.p.sessions[id]
-		x.p.mu.RUnlock()
-		here = here || ok
-	}
-	if !here && !x.t.foreground() && !x.t.unknown() {
+	if x.t.abandoned() {
 		x.event(nil, AgentAbandoned, ActorServer, "every participant was gone for its grace", map[string]any{"turn": t.Turn})
 		x.endTurn(ActorServer, "", "abandoned", false)
 		return
@@ -194,6 +197,22 @@ func (x *tx) checkTurn() {
 		x.task().Lapsed = true
 		x.event(nil, TurnLapsed, ActorServer, "no activity for "+seconds(x.p.o.MaxTurn), map[string]any{"turn": t.Turn})
 	}
+}
+
+// abandoned tells whether the open turn has lost all its participants, and no
+// foreground exec keeps it.
+func (t *task) abandoned() bool {
+	if !t.rec.Open || t.foreground() || t.unknown() {
+		return false
+	}
+	t.p.mu.RLock()
+	defer t.p.mu.RUnlock()
+	for _, id := range t.rec.Sessions {
+		if t.p.sessions[id] != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // unknown tells whether what runs in the task is not known yet after a restart.

@@ -98,25 +98,18 @@ func (w *Watch) Next(ctx context.Context) (Changes, error) {
 	}
 }
 
-// events fills in what comes after w.after.
+// events fills in what comes after w.after. A watch that the log no longer
+// reaches, or that stood in another log, is told so once and goes on with what there is.
 func (w *Watch) events(recent []Event, c *Changes) error {
-	if len(recent) > 0 && recent[0].Seq <= w.after+1 {
-		i, _ := slices.BinarySearchFunc(recent, w.after+1, func(e Event, s uint64) int {
-			if e.Seq < s {
-				return -1
-			} else if e.Seq > s {
-				return 1
-			}
-			return 0
-		})
-		c.Events = slices.Clone(recent[i:])
+	if n := len(recent); n > 0 && recent[0].Seq <= w.after+1 && w.after <= recent[n-1].Seq {
+		c.Events = slices.Clone(recent[w.after+1-recent[0].Seq:])
 	} else {
 		ev, first, last, err := w.h.store.Events(w.after, 1000, EventFilter{})
 		if err != nil {
 			return err
 		}
 		if w.after > last { // a log that was restored, or another's
-			c.Reset, w.after = true, 0
+			c.Reset, w.after = true, max(first, 1)-1
 			w.wake()
 			return nil
 		}
