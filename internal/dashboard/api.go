@@ -16,7 +16,7 @@ import (
 const (
 	year            = 365 * 24 * 60 * 60 // seconds
 	defaultForecast = 3600               // seconds
-	maxReason       = 1000               // code points
+	maxReason       = 512                // code points
 )
 
 // registerAPI adds the operator API.

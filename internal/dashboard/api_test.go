@@ -51,8 +51,8 @@ func TestAPIAnswersEveryCallByRoleAndForm(t *testing.T) {
 	}{
 		{"no token", "GET", "/api/v1/envs", "", "", 401, []string{`"kind":"unauthorized"`}},
 		{"wrong token", "GET", "/api/v1/envs", "nope", "", 401, []string{`"kind":"unauthorized"`}},
-		{"agent looks", "GET", "/api/v1/envs", "agent", "", 403, []string{`"kind":"forbidden"`, "websocket"}},
-		{"agent acts", "POST", "/api/v1/envs/e1/kill", "agent", "", 403, []string{`"kind":"forbidden"`}},
+		{"agent looks", "GET", "/api/v1/envs", "tok-agent", "", 403, []string{`"kind":"forbidden"`, "websocket"}},
+		{"agent acts", "POST", "/api/v1/envs/e1/kill", "tok-agent", "", 403, []string{`"kind":"forbidden"`}},
 		{"viewer looks", "GET", "/api/v1/envs", "look", "", 200, []string{`"id":"e1"`, `"next":null`}},
 		{"viewer acts", "POST", "/api/v1/envs/e1/touch", "look", "", 403, []string{`"kind":"forbidden"`}},
 		{"list", "GET", "/api/v1/envs?state=ready&limit=1", "op", "", 200, []string{`"id":"e1"`, `"next":"e1"`}},

@@ -123,6 +123,10 @@ func (b *board) views() []*control.View {
 	return out
 }
 
+// wanting reports whether so many rows have gone that the page should be filled
+// again from the one after it.
+func (b *board) wanting() bool { return b.more && len(b.order) < b.size/2 }
+
 // older is the cursor of the next page; "" where there is none.
 func (b *board) older() string {
 	if !b.more || len(b.order) == 0 {

@@ -311,9 +311,9 @@ type fakeTokens struct {
 
 func newFakeTokens() *fakeTokens {
 	return &fakeTokens{by: map[string]control.Principal{
-		"op":    {Token: "t1", Name: "ann", Role: control.RoleOperator},
-		"look":  {Token: "t2", Name: "vic", Role: control.RoleViewer},
-		"agent": {Token: "t3", Name: "hermes", Role: control.RoleAgent, Owner: "default"},
+		"op":        {Token: "t1", Name: "ann", Role: control.RoleOperator},
+		"look":      {Token: "t2", Name: "vic", Role: control.RoleViewer},
+		"tok-agent": {Token: "t3", Name: "hermes", Role: control.RoleAgent, Owner: "default"},
 	}}
 }
 

@@ -224,7 +224,7 @@ func (l *liveBoard) start(context.Context) ([]templ.Component, error) {
 	}, nil
 }
 
-func (l *liveBoard) update(_ context.Context, ch control.Changes) ([]templ.Component, error) {
+func (l *liveBoard) update(ctx context.Context, ch control.Changes) ([]templ.Component, error) {
 	var parts []templ.Component
 	var arrived []templates.Row
 	now := l.d.plane.Now()
@@ -247,6 +247,9 @@ func (l *liveBoard) update(_ context.Context, ch control.Changes) ([]templ.Compo
 				parts = append(parts, templates.LiveLeave(dropped))
 			}
 		}
+	}
+	if l.board.wanting() {
+		return l.start(ctx)
 	}
 	if len(arrived) > 0 {
 		parts = append(parts, templates.LiveArrivals(arrived))

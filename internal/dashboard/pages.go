@@ -189,7 +189,7 @@ func (d *Dashboard) envPage(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	page.Frame = d.frame(c, page.Row.Task)
+	page.Frame = d.frame(c, isolate(page.Row.Task))
 	page.Feed = entriesOf(events)
 	if status == http.StatusOK {
 		page.Frame.Stream = envHref(id) + "/stream?after=" + strconv.FormatUint(last, 10)

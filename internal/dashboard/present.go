@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"sandkeeper/internal/control"
 	"sandkeeper/web/templates"
@@ -105,7 +107,7 @@ var actionWords = map[string]string{"stop": "stop", "remove": "removal", "purge"
 
 // clockOf says what the countdown is, or what stands in its way.
 func clockOf(v *control.View, now time.Time) templates.Clock {
-	c := templates.Clock{Rule: v.Rule}
+	c := templates.Clock{Rule: sentenceCase(v.Rule)}
 	if v.NextAction != nil {
 		c.Act = actionWords[*v.NextAction]
 	}
@@ -130,7 +132,7 @@ func clockOf(v *control.View, now time.Time) templates.Clock {
 	case len(v.Holds) > 0:
 		c.Kind, c.Word = templates.ClockHeld, holdWords(v, "")
 	case v.Deadline != nil:
-		c.Kind, c.Total = templates.ClockRuns, totalOf(v)
+		c.Kind, c.Total = templates.ClockRuns, max(totalOf(v), c.Left)
 	case v.State == control.Dormant:
 		c.Kind, c.Word = templates.ClockNever, "files kept until they are purged"
 	default:
@@ -142,7 +144,7 @@ func clockOf(v *control.View, now time.Time) templates.Clock {
 // totalOf is what the countdown's bar is full at, in milliseconds.
 func totalOf(v *control.View) int64 {
 	if v.State == control.Ready {
-		return max(v.LifetimeS*1000, v.Deadline.Sub(v.Now.Time).Milliseconds())
+		return v.LifetimeS * 1000
 	}
 	return v.Deadline.Sub(v.LastActivity.At.Time).Milliseconds()
 }
@@ -385,5 +387,6 @@ func sentenceCase(s string) string {
 	if s == "" {
 		return s
 	}
-	return strings.ToUpper(s[:1]) + s[1:]
+	r, n := utf8.DecodeRuneInString(s)
+	return string(unicode.ToUpper(r)) + s[n:]
 }

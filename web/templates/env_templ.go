@@ -443,7 +443,7 @@ func EnvBody(e Env) templ.Component {
 				if templ_7745c5c3_Err != nil {
 					return templ_7745c5c3_Err
 				}
-				templ_7745c5c3_Err = templruntime.WriteString(templ_7745c5c3_Buffer, 38, "\" maxlength=\"1000\" placeholder=\"why it has to stay\"> <label for=\"until\">Until</label> <select id=\"until\" name=\"hours\"><option value=\"\">it is unpinned</option> <option value=\"1\">1 hour from now</option> <option value=\"8\">8 hours from now</option> <option value=\"24\">1 day from now</option> <option value=\"168\">7 days from now</option></select> <button type=\"submit\">Pin with these</button></form></details>")
+				templ_7745c5c3_Err = templruntime.WriteString(templ_7745c5c3_Buffer, 38, "\" maxlength=\"512\" placeholder=\"why it has to stay\"> <label for=\"until\">Until</label> <select id=\"until\" name=\"hours\"><option value=\"\">it is unpinned</option> <option value=\"1\">1 hour from now</option> <option value=\"8\">8 hours from now</option> <option value=\"24\">1 day from now</option> <option value=\"168\">7 days from now</option></select> <button type=\"submit\">Pin with these</button></form></details>")
 				if templ_7745c5c3_Err != nil {
 					return templ_7745c5c3_Err
 				}
