@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +17,7 @@ import (
 
 // Watch calls fn with each event of the instance's sandboxes at or after since.
 func (e *Engine) Watch(ctx context.Context, since time.Time, ready func(), fn func(control.EngineEvent)) error {
-	ctx, cancel := context.WithCancel(ctx)
+	stream, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if since.IsZero() {
 		since = time.Now()
@@ -26,14 +27,14 @@ func (e *Engine) Watch(ctx context.Context, since time.Time, ready func(), fn fu
 	for _, a := range []events.Action{events.ActionStart, events.ActionDie, events.ActionDestroy, events.ActionKill, events.ActionOOM} {
 		args.Add("event", string(a))
 	}
-	messages, failed := e.cli.Events(ctx, events.ListOptions{
+	messages, failed := e.cli.Events(stream, events.ListOptions{
 		Since:   fmt.Sprintf("%d.%09d", since.Unix(), since.Nanosecond()),
 		Filters: args,
 	})
 	// The client returns once the engine has answered, or has failed to.
 	select {
 	case err := <-failed:
-		return broken(err)
+		return broken(ctx, err)
 	default:
 	}
 	if ready != nil {
@@ -43,13 +44,16 @@ func (e *Engine) Watch(ctx context.Context, since time.Time, ready func(), fn fu
 		e.observe(id, ev)
 		fn(ev)
 	})
-	return broken(t.run(ctx))
+	return broken(ctx, t.run(stream))
 }
 
-// broken says why a stream of events ended. An engine that hangs up is one that
-// does not answer.
-func broken(err error) error {
-	if err == nil || errors.Is(err, io.EOF) {
+// broken says why a stream of events ended: its reader had enough, or the
+// engine hung up, which is to say that it does not answer.
+func broken(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err == nil, errors.Is(err, io.EOF):
 		return fmt.Errorf("engine events: %w: the stream ended", control.ErrEngineUnavailable)
 	}
 	return fault("engine events", err)
@@ -123,7 +127,7 @@ func (t *teller) run(ctx context.Context) error {
 		} else {
 			var ok bool
 			if m, ok = t.next(ctx); !ok {
-				return t.ended
+				return cmp.Or(t.ended, ctx.Err())
 			}
 		}
 		t.note(m)
