@@ -1,0 +1,88 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/image"
+
+	"sandkeeper/internal/control"
+)
+
+// muteImage makes an image whose guest never dials in.
+func (l *lab) muteImage(t *testing.T) string {
+	t.Helper()
+	const ref = "sandkeeper-engine-test:mute"
+	if err := l.importImage(t.Context(), ref, "ENV SANDKEEPER_TEST_MUTE=1"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.cli.ImageRemove(context.Background(), ref, image.RemoveOptions{Force: true}) })
+	return ref
+}
+
+func TestGuestThatDoesNotDialInIsAttachedTo(t *testing.T) {
+	l := needLab(t)
+	opts := l.options(t)
+	opts.LinkWait = time.Second
+	spec := named(opts, "a")
+	spec.Image = l.muteImage(t)
+	b := startBox(t, l, opts, spec)
+	for _, most := range []time.Duration{0, opts.LinkWait} { // it is waited for in full once only
+		began := time.Now()
+		conn, err := b.e.Dial(t.Context(), spec.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		took := time.Since(began)
+		talk(t, conn)
+		conn.Close()
+		if most > 0 && took > most {
+			t.Errorf("dialling again took %v", took)
+		}
+	}
+}
+
+func TestOnlyPID1IsTakenForTheGuest(t *testing.T) {
+	l := needLab(t)
+	opts := l.options(t)
+	opts.Link = LinkSocket
+	opts.LinkWait = 2 * time.Second
+	spec := named(opts, "a")
+	spec.Image = l.muteImage(t)
+	b := startBox(t, l, opts, spec)
+	// Another process of the sandbox, as its root, says all that a guest says.
+	made, err := l.cli.ContainerExecCreate(t.Context(), spec.Name, container.ExecOptions{
+		User: "0:0", Cmd: []string{guestPath, "init"}, Env: []string{"SANDKEEPER_TEST_MUTE="},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.cli.ContainerExecStart(t.Context(), made.ID, container.ExecStartOptions{Detach: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.e.Dial(t.Context(), spec.Name); !errors.Is(err, control.ErrGuestUnreachable) {
+		t.Errorf("dial: %v, want the guest to be unreachable", err)
+	}
+}
+
+func TestRestartBehindOurBackIsDialledAnew(t *testing.T) {
+	l := needLab(t)
+	opts := l.options(t)
+	opts.Link = LinkSocket
+	spec := named(opts, "a")
+	b := startBox(t, l, opts, spec)
+	for range 2 {
+		conn, err := b.e.Dial(t.Context(), spec.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		talk(t, conn)
+		conn.Close()
+		if err := l.cli.ContainerRestart(t.Context(), spec.Name, container.StopOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
