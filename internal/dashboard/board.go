@@ -80,7 +80,7 @@ type board struct {
 	states map[string]control.State // of every environment there is, for the counts
 	order  []string                 // of the rows shown, descending
 	shown  map[string]*control.View // by id
-	more   bool                     // whether there is an older page
+	floor  string                   // what is less is on an older page; "" on the last one
 }
 
 // newBoard sets out the page that holds of these views.
@@ -103,7 +103,8 @@ func newBoard(f filter, size int, views []control.View) *board {
 	}
 	sort.Slice(rows, func(i, j int) bool { return rows[i].order > rows[j].order })
 	if len(rows) > size {
-		rows, b.more = rows[:size], true
+		rows = rows[:size]
+		b.floor = rows[size-1].order
 	}
 	for _, r := range rows {
 		v := *r.view // lets go of the other views
@@ -125,14 +126,11 @@ func (b *board) views() []*control.View {
 
 // wanting reports whether so many rows have gone that the page should be filled
 // again from the one after it.
-func (b *board) wanting() bool { return b.more && len(b.order) < b.size/2 }
+func (b *board) wanting() bool { return b.floor != "" && len(b.order) < (b.size+1)/2 }
 
 // older is the cursor of the next page; "" where there is none.
 func (b *board) older() string {
-	if !b.more || len(b.order) == 0 {
-		return ""
-	}
-	return b.order[len(b.order)-1]
+	return b.floor
 }
 
 // move is what a change of an environment means to the page.
@@ -176,10 +174,7 @@ func (b *board) apply(id string, v *control.View) (m move, was *control.View, dr
 
 // within reports whether a row of this order belongs to this page.
 func (b *board) within(order string) bool {
-	if b.filter.before != "" && order >= b.filter.before {
-		return false
-	}
-	return !b.more || len(b.order) == 0 || order > b.order[len(b.order)-1]
+	return order >= b.floor && (b.filter.before == "" || order < b.filter.before)
 }
 
 func (b *board) put(v *control.View) (dropped string) {
@@ -191,7 +186,8 @@ func (b *board) put(v *control.View) (dropped string) {
 		return ""
 	}
 	_, dropped, _ = strings.Cut(b.order[b.size], ".")
-	b.order, b.more = b.order[:b.size], true
+	b.order = b.order[:b.size]
+	b.floor = b.order[b.size-1]
 	delete(b.shown, dropped)
 	return dropped
 }
