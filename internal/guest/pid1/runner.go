@@ -155,6 +155,7 @@ func (r *runner) launch(e *execution, s *wire.Start, stdin []byte) error {
 			c.Extra = sh.fd
 			text = sh.trap + text
 		}
+		e.program = sh.path
 		c.Path, c.Argv = sh.path, []string{filepath.Base(sh.path), "-c", text}
 	} else {
 		path, errno := lookProgram(s.Argv[0], env["PATH"], e.dir)
