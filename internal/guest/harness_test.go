@@ -427,3 +427,17 @@ func namespace(pid string) string {
 	ns, _ := os.Readlink("/proc/" + pid + "/ns/pid")
 	return ns
 }
+
+// keeperPIDs finds the sandbox's keepers, as this machine numbers them.
+func (s *sandbox) keeperPIDs() (pids []int) {
+	ns := namespace(strconv.Itoa(s.cmd.Process.Pid))
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		cmd, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline")
+		if string(cmd) == "sandkeeper\x00keeper\x00" && namespace(e.Name()) == ns {
+			pid, _ := strconv.Atoi(e.Name())
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}

@@ -2,7 +2,6 @@ package guest_test
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -205,19 +204,12 @@ func TestAKilledKeeperLosesNothing(t *testing.T) {
 
 func (s *sandbox) killKeepers(t *testing.T) {
 	t.Helper()
-	killed := 0
-	entries, _ := os.ReadDir("/proc")
-	for _, e := range entries {
-		cmd, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline")
-		if string(cmd) == "sandkeeper\x00keeper\x00" && namespace(e.Name()) == namespace(fmt.Sprint(s.cmd.Process.Pid)) {
-			var pid int
-			fmt.Sscan(e.Name(), &pid)
-			unix.Kill(pid, unix.SIGKILL)
-			killed++
-		}
-	}
-	if killed == 0 {
+	pids := s.keeperPIDs()
+	if len(pids) == 0 {
 		t.Fatal("no keeper to kill")
+	}
+	for _, pid := range pids {
+		unix.Kill(pid, unix.SIGKILL)
 	}
 }
 
