@@ -14,8 +14,9 @@ import (
 	"sandkeeper/internal/control"
 )
 
-// presetter replaces the preset token of a role.
-type presetter interface {
+// presets keeps one preset token for each role.
+type presets interface {
+	DropPreset(ctx context.Context, role control.Role) error
 	PresetToken(ctx context.Context, role control.Role, owner, token string) error
 }
 
@@ -25,7 +26,7 @@ const defaultOwner = "default"
 // bootstrapTokens sees to it that an agent and an operator can get in. The
 // token of a role is the preset one; where none is given it is that of the role's
 // file in the data directory, which the first start makes.
-func bootstrapTokens(ctx context.Context, store presetter, c *config, log *slog.Logger) error {
+func bootstrapTokens(ctx context.Context, store presets, c *config, log *slog.Logger) error {
 	for _, t := range []struct {
 		role   control.Role
 		owner  string
@@ -52,6 +53,10 @@ func bootstrapTokens(ctx context.Context, store presetter, c *config, log *slog.
 				return err
 			}
 		default:
+			// A variable that was taken away takes its token with it.
+			if err := store.DropPreset(ctx, t.role); err != nil {
+				return fmt.Errorf("preset token of the role %s: %w", t.role, err)
+			}
 			continue
 		}
 		if err := store.PresetToken(ctx, t.role, t.owner, tok); err != nil {

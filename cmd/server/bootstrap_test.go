@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,17 +12,24 @@ import (
 	"sandkeeper/internal/control"
 )
 
-// presets is what a store was told: role to "owner token".
-type presets map[control.Role]string
+// keptPresets is what a store was told: role to "owner token".
+type keptPresets map[control.Role]string
 
-func (p presets) PresetToken(_ context.Context, role control.Role, owner, token string) error {
+func (p keptPresets) DropPreset(_ context.Context, role control.Role) error {
+	delete(p, role)
+	return nil
+}
+
+func (p keptPresets) PresetToken(_ context.Context, role control.Role, owner, token string) error {
 	p[role] = owner + " " + token
 	return nil
 }
 
-func bootstrapped(t *testing.T, c *config) presets {
+// bootstrapped is what one more start makes of the tokens.
+func bootstrapped(t *testing.T, c *config, earlier keptPresets) keptPresets {
 	t.Helper()
-	p := presets{}
+	p := keptPresets{}
+	maps.Copy(p, earlier)
 	if err := bootstrapTokens(t.Context(), p, c, slog.New(slog.NewTextHandler(t.Output(), nil))); err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +38,7 @@ func bootstrapped(t *testing.T, c *config) presets {
 
 func TestFirstStartMakesPrivateTokenFilesThatLaterStartsKeep(t *testing.T) {
 	c := &config{dataDir: t.TempDir()}
-	first := bootstrapped(t, c)
+	first := bootstrapped(t, c, nil)
 	for role, owner := range map[control.Role]string{control.RoleAgent: "default", control.RoleOperator: ""} {
 		file := filepath.Join(c.dataDir, string(role)+".token")
 		b, err := os.ReadFile(file)
@@ -47,16 +55,16 @@ func TestFirstStartMakesPrivateTokenFilesThatLaterStartsKeep(t *testing.T) {
 	if _, ok := first[control.RoleViewer]; ok {
 		t.Error("a viewer's token was made unasked")
 	}
-	if second := bootstrapped(t, c); second[control.RoleAgent] != first[control.RoleAgent] || second[control.RoleOperator] != first[control.RoleOperator] {
+	if second := bootstrapped(t, c, first); second[control.RoleAgent] != first[control.RoleAgent] || second[control.RoleOperator] != first[control.RoleOperator] {
 		t.Errorf("the second start has other tokens: %v, %v", first, second)
 	}
 }
 
 func TestPresetReplacesTheTokenOfTheFile(t *testing.T) {
 	c := &config{dataDir: t.TempDir()}
-	first := bootstrapped(t, c)
+	first := bootstrapped(t, c, nil)
 	c.agentToken, c.viewerToken = "preset-agent-0123456789", "preset-viewer-0123456789"
-	got := bootstrapped(t, c)
+	got := bootstrapped(t, c, first)
 	if got[control.RoleAgent] != "default preset-agent-0123456789" || got[control.RoleViewer] != " preset-viewer-0123456789" {
 		t.Errorf("stored %v", got)
 	}
@@ -66,8 +74,12 @@ func TestPresetReplacesTheTokenOfTheFile(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(c.dataDir, "agent.token")); !os.IsNotExist(err) {
 		t.Errorf("the file still promises a token that ended: %v", err)
 	}
-	c.agentToken = ""
-	if again := bootstrapped(t, c); again[control.RoleAgent] == got[control.RoleAgent] || again[control.RoleAgent] == first[control.RoleAgent] {
+	c.agentToken, c.viewerToken = "", ""
+	again := bootstrapped(t, c, got)
+	if _, ok := again[control.RoleViewer]; ok {
+		t.Error("without its variable, the viewer's token lives on")
+	}
+	if again[control.RoleAgent] == got[control.RoleAgent] || again[control.RoleAgent] == first[control.RoleAgent] {
 		t.Error("without the preset, its token lives on")
 	}
 }
@@ -77,7 +89,7 @@ func TestEmptyTokenFileIsRefused(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(c.dataDir, "agent.token"), []byte("\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	err := bootstrapTokens(t.Context(), presets{}, c, slog.New(slog.DiscardHandler))
+	err := bootstrapTokens(t.Context(), keptPresets{}, c, slog.New(slog.DiscardHandler))
 	if err == nil || !strings.Contains(err.Error(), "agent.token") {
 		t.Errorf("got %v", err)
 	}

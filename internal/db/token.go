@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -160,6 +161,15 @@ func (s *Store) PresetToken(ctx context.Context, role control.Role, owner, token
 		}
 	}
 	return s.putToken(ctx, rec)
+}
+
+// DropPreset makes a role's preset token void; a role that has none is success.
+func (s *Store) DropPreset(ctx context.Context, role control.Role) error {
+	err := s.DeleteToken(ctx, presetID(role))
+	if e, ok := errors.AsType[*control.Error](err); ok && e.Kind == control.KindNotFound {
+		return nil
+	}
+	return err
 }
 
 // DeleteToken makes a token void. Errors are a control.Error of KindNotFound, or the disk's.

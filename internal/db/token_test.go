@@ -177,6 +177,15 @@ func TestAChangedPresetReplacesTheOldOneOfItsRole(t *testing.T) {
 	if err := s.PresetToken(t.Context(), control.RoleViewer, "", "two"); err == nil {
 		t.Error("one token was taken for two roles")
 	}
+	for range 2 { // the second time it has none
+		if err := s.DropPreset(t.Context(), control.RoleOperator); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = reopen(t, s)
+	if got := who("two"); got != "nobody" {
+		t.Errorf("a preset that was dropped is %q", got)
+	}
 }
 
 func TestABadTokenSpecIsRefused(t *testing.T) {
