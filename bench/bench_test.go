@@ -1,0 +1,91 @@
+// Package bench measures the server against the engine's own tools, in one run
+// and in pairs, so that what the machine does meanwhile meets both. Each
+// benchmark reports medians of its pairs:
+//
+//	make bench
+package bench
+
+import (
+	"fmt"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"sandkeeper/client"
+	"sandkeeper/internal/control"
+	"sandkeeper/test"
+)
+
+func TestMain(m *testing.M) { test.Main(m) }
+
+// timed runs f and returns how long it took.
+func timed(f func()) time.Duration {
+	start := time.Now()
+	f()
+	return time.Since(start)
+}
+
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}
+
+// report gives the medians in milliseconds, and how many times ours goes into theirs.
+func report(b *testing.B, ours string, our []time.Duration, theirs string, their []time.Duration) {
+	o, t := median(our), median(their)
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(float64(o.Microseconds())/1000, "ms/"+ours)
+	b.ReportMetric(float64(t.Microseconds())/1000, "ms/"+theirs)
+	b.ReportMetric(float64(t)/float64(o), "times")
+}
+
+func run(a *test.Agent, env string) {
+	a.Run(env, client.RunRequest{Argv: []string{"true"}})
+}
+
+func docker(b *testing.B, args ...string) {
+	b.Helper()
+	if out, err := exec.Command("docker", args...).CombinedOutput(); err != nil {
+		b.Fatalf("docker %v: %v: %s", args, err, out)
+	}
+}
+
+// BenchmarkExec runs true in one sandbox: over the agent's socket, and by docker exec.
+func BenchmarkExec(b *testing.B) {
+	s := test.Start(b)
+	agent := s.Agent(b, "bench")
+	env := agent.Acquire(client.AcquireRequest{Task: "exec"}).Env
+	c, ok := s.Container(b, env.ID)
+	if !ok {
+		b.Fatal("the sandbox has no container")
+	}
+	var ours, theirs []time.Duration
+	for b.Loop() {
+		ours = append(ours, timed(func() { run(agent, env.ID) }))
+		theirs = append(theirs, timed(func() { docker(b, "exec", c.ID, "true") }))
+	}
+	report(b, "exec.run", ours, "docker-exec", theirs)
+}
+
+// BenchmarkFirstResult goes from nothing to the result of a first command: an
+// acquire and an exec.run, and docker run. Neither has a warm sandbox.
+func BenchmarkFirstResult(b *testing.B) {
+	s := test.Start(b)
+	agent := s.Agent(b, "bench")
+	run(agent, agent.Acquire(client.AcquireRequest{Task: "first"}).Env.ID) // the guest is on the engine now
+	agent.EndTurn("first")
+	var ours, theirs []time.Duration
+	for b.Loop() {
+		task := fmt.Sprintf("task-%d", len(ours))
+		var id string
+		ours = append(ours, timed(func() {
+			id = agent.Acquire(client.AcquireRequest{Task: task}).Env.ID
+			run(agent, id)
+		}))
+		agent.EndTurn(task)
+		s.Events().Wait(b, "the sandbox is gone", test.Is(control.EnvRemoved, id))
+		theirs = append(theirs, timed(func() { docker(b, "run", "--rm", s.Docker.Image, "true") }))
+	}
+	report(b, "acquire+exec.run", ours, "docker-run", theirs)
+}

@@ -1,0 +1,75 @@
+//go:build screenshot
+
+package test_test
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+
+	"sandkeeper/client"
+	"sandkeeper/internal/control"
+	"sandkeeper/test"
+)
+
+// TestScreenshot makes the README's picture from the real page, with agents at
+// work: make screenshot.
+func TestScreenshot(t *testing.T) {
+	browser := test.Browser(t)
+	s := test.Start(t)
+	hermes, ada := s.Agent(t, "hermes"), s.Agent(t, "ada")
+
+	resting := hermes.Acquire(client.AcquireRequest{Task: "nightly-report", Persistent: new(true), LifetimeS: 1})
+	hermes.Sh(resting.Env.ID, "date > report")
+	hermes.EndTurn("nightly-report")
+	s.Events().Wait(t, "one is dormant", test.Is(control.ReaperStopped, resting.Env.ID))
+
+	for _, task := range []string{"refactor-billing", "release-notes"} {
+		env := hermes.Acquire(client.AcquireRequest{Task: task, Persistent: new(true)})
+		hermes.Sh(env.Env.ID, "echo ready > note")
+		hermes.EndTurn(task)
+	}
+	pinned := ada.Acquire(client.AcquireRequest{Task: "flaky-test-hunt", Persistent: new(true)})
+	ada.EndTurn("flaky-test-hunt")
+	s.Act(t, pinned.Env.ID, "pin", map[string]string{"reason": "keep for the post-mortem"})
+
+	scratch := ada.Acquire(client.AcquireRequest{Task: "scratch"})
+	ada.EndTurn("scratch")
+	s.Events().Wait(t, "the ephemeral one is removed", test.Is(control.EnvRemoved, scratch.Env.ID))
+
+	ctx, cancel := context.WithCancel(t.Context())
+	busy := ada.Acquire(client.AcquireRequest{Task: "train-small-model"})
+	ran := make(chan error, 1)
+	go func() {
+		_, err := ada.Client.Run(ctx, busy.Env.Ref(), client.RunRequest{Argv: []string{"sleep", "600"}})
+		ran <- err
+	}()
+	t.Cleanup(func() { cancel(); <-ran })
+
+	alloc, stop := chromedp.NewExecAllocator(t.Context(), append(chromedp.DefaultExecAllocatorOptions[:],
+		chromedp.ExecPath(browser), chromedp.NoSandbox, chromedp.WindowSize(1440, 860))...)
+	defer stop()
+	tab, stop := chromedp.NewContext(alloc)
+	defer stop()
+	tab, stop = context.WithTimeout(tab, time.Minute)
+	defer stop()
+	err := chromedp.Do(tab,
+		chromedp.EmulateViewport(1440, 860, chromedp.EmulateScale(2)),
+		chromedp.Navigate(s.SignInLink),
+		chromedp.WaitVisible("#env-"+busy.Env.ID),
+		chromedp.WaitVisible("#env-"+pinned.Env.ID),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	png, err := chromedp.Run(tab, chromedp.CaptureScreenshot())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile("../docs/screenshot.png", png, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
