@@ -14,7 +14,7 @@ SHELL := bash
 
 GO ?= go
 FUZZTIME ?= 30s
-TESTFLAGS ?= -race -timeout 20m
+TESTFLAGS ?= -race -count 1 -timeout 20m
 BENCHFLAGS ?= -benchtime 40x
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 
@@ -49,7 +49,8 @@ $(GENERATED) &: $(TEMPLATES)
 	cd web && $(GO) tool templ generate
 	@touch $(GENERATED)
 
-# The checks come first: they are quick. templ's output must be what its input gives.
+# The checks come first: they are quick. Results are never cached (-count 1): what the
+# end-to-end tests run is built and found by other processes, which the cache does not see.
 
 test: guest assets
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \

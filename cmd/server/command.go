@@ -54,7 +54,7 @@ with the turn. Operators watch, pin and stop them in the browser.
 		}
 		return usagef("%w; see --help", err)
 	})
-	root.AddCommand(newToken(), newVersion())
+	root.AddCommand(newServe(), newToken(), newPrune(), newVersion())
 	return root
 }
 
