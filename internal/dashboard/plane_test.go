@@ -19,7 +19,7 @@ func realHouse(t *testing.T) (*Dashboard, *control.Plane, *controltest.Engine) {
 	engine, alarms := controltest.NewEngine(), controltest.NewAlarms()
 	plane, err := control.Open(t.Context(), control.Options{
 		Instance: "test", Store: controltest.NewMemoryStore(), Engine: engine, Guests: controltest.NewGuests(engine), Alarms: alarms,
-		EngineInfo: control.EngineInfo{Name: "docker", Version: "1", Isolation: "container"}, Image: "busybox",
+		EngineInfo: control.EngineInfo{Name: "docker", Version: "1", Isolation: "container"}, Image: "busybox", Retention: 7 * 24 * time.Hour,
 	})
 	if err != nil {
 		t.Fatal(err)
