@@ -334,6 +334,8 @@ func (f *fixture) dueIn(id string, want time.Duration) {
 	}
 }
 
+var errDisk = errors.New("no space left on device")
+
 const never = time.Duration(-1)
 
 // held checks the kinds of the holds that stand.
