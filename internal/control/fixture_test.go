@@ -2,6 +2,7 @@ package control_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -434,6 +435,17 @@ func (f *fixture) equal(what string, got, want any) {
 	if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
 		f.Fatalf("%s is %s, want %s", what, g, w)
 	}
+}
+
+func contextWithCancel(f *fixture) (context.Context, context.CancelFunc) {
+	return context.WithCancel(f.Context())
+}
+
+func asJSON(f *fixture, v any) string {
+	f.Helper()
+	b, err := json.Marshal(v)
+	f.must(err)
+	return string(b)
 }
 
 // A sink keeps what a session's socket is told.
