@@ -13,21 +13,26 @@ import (
 // bring makes an environment of the task "t" in a state, its turn open.
 func (f *fixture) bring(state control.State, persistent bool) (id string) {
 	f.Helper()
+	return f.bringTask("t", state, persistent)
+}
+
+func (f *fixture) bringTask(task string, state control.State, persistent bool) (id string) {
+	f.Helper()
 	mode := func(r *control.AcquireRequest) { r.Persistent = &persistent }
 	never := make(chan struct{})
 	switch state {
 	case control.Starting:
-		f.engine.Inject(controltest.Fault{Call: "Create", Hang: never})
-		f.acquireLater("t", mode)
+		f.engine.Inject(controltest.Fault{Call: "Create", Hang: never, Times: 1})
+		f.acquireLater(task, mode)
 	case control.Failed:
 		remove := f.engine.Inject(controltest.Fault{Call: "Create", Err: errors.New("boom")})
-		_, err := f.tryAcquire("t", mode)
+		_, err := f.tryAcquire(task, mode)
 		f.refused(err, control.KindInternal)
 		remove()
 	default:
-		f.acquire("t", mode)
+		f.acquire(task, mode)
 	}
-	vs, err := f.agent.Envs(f.Context(), "t")
+	vs, err := f.agent.Envs(f.Context(), task)
 	f.must(err)
 	id = vs[0].ID
 	switch state {
