@@ -33,31 +33,38 @@ func newOutbox() *outbox {
 
 // answer adds an answer. done is called once it was written, or dropped.
 func (o *outbox) answer(r response, done func()) {
-	o.mu.Lock()
-	ended := o.ended
-	if !ended {
-		o.items = append(o.items, &item{message: r, done: done})
-		o.signal()
-	}
-	o.mu.Unlock()
-	if ended {
-		done()
-	}
+	o.put(&item{message: r, done: done}, false)
 }
 
 // welcome adds the answer to hello, if one was asked for, and behind it the
 // notifications that came meanwhile.
 func (o *outbox) welcome(r *response, done func()) {
-	if r != nil {
-		o.answer(*r, done)
+	if r == nil {
+		o.put(nil, true)
+		return
 	}
+	o.put(&item{message: *r, done: done}, true)
+}
+
+// put adds an answer, if it is one, and opens the box for notifications.
+func (o *outbox) put(it *item, open bool) {
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.open = true
-	for _, it := range o.held {
-		o.add(it)
+	if it != nil && !o.ended {
+		o.items = append(o.items, it)
+		o.signal()
+		it = nil
 	}
-	o.held = nil
+	if open && !o.ended {
+		o.open = true
+		for _, held := range o.held {
+			o.add(held)
+		}
+		o.held = nil
+	}
+	o.mu.Unlock()
+	if it != nil {
+		it.done()
+	}
 }
 
 // note adds a notification.
