@@ -20,8 +20,9 @@ const (
 
 // Fleet reaches the guests of all sandboxes.
 type Fleet struct {
-	dial func(ctx context.Context, name string) (io.ReadWriteCloser, error)
-	log  *slog.Logger
+	dial    func(ctx context.Context, name string) (io.ReadWriteCloser, error)
+	log     *slog.Logger
+	idleFor time.Duration
 
 	mu     sync.Mutex // guards the fields below
 	closed bool
@@ -35,7 +36,7 @@ var (
 
 // NewFleet makes a Fleet that reaches a sandbox's guest by dial.
 func NewFleet(dial func(ctx context.Context, name string) (io.ReadWriteCloser, error), log *slog.Logger) *Fleet {
-	return &Fleet{dial: dial, log: log, lines: make(map[string]*line)}
+	return &Fleet{dial: dial, log: log, idleFor: idleFor, lines: make(map[string]*line)}
 }
 
 // Guest returns the guest of a sandbox.
@@ -124,9 +125,9 @@ func (l *line) end() {
 		return
 	}
 	if l.idle == nil {
-		l.idle = time.AfterFunc(idleFor, l.hangUp)
+		l.idle = time.AfterFunc(l.fleet.idleFor, l.hangUp)
 	} else {
-		l.idle.Reset(idleFor)
+		l.idle.Reset(l.fleet.idleFor)
 	}
 }
 
