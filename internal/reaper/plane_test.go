@@ -3,6 +3,7 @@ package reaper_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,7 +27,7 @@ type house struct {
 	engine *controltest.Engine
 	plane  *control.Plane
 	agent  *control.Session
-	wall   time.Duration // how far the wall clock was set ahead
+	wall   atomic.Int64 // how far the wall clock was set ahead, in nanoseconds
 }
 
 type deafSink struct{}
@@ -46,7 +47,7 @@ func inHouse(t *testing.T, test func(h *house)) {
 		h.plane, err = control.Open(t.Context(), control.Options{
 			Instance: "test", Store: controltest.NewMemoryStore(), Engine: h.engine, Guests: controltest.NewGuests(h.engine),
 			Alarms: r, EngineInfo: info, Image: "busybox", Lifetime: lifetime, Retention: 168 * time.Hour,
-			Wall: func() time.Time { return time.Now().Add(h.wall) },
+			Wall: func() time.Time { return time.Now().Add(time.Duration(h.wall.Load())) },
 		})
 		h.must(err)
 		r.Start(t.Context(), h.plane)
@@ -111,7 +112,7 @@ func TestADeadlineKeepsItsDistanceWhenTheWallClockJumps(t *testing.T) {
 			inHouse(t, func(h *house) {
 				id := h.idle("t")
 				h.pass(time.Minute + time.Second)
-				h.wall += jump
+				h.wall.Add(int64(jump))
 				h.stopsIn(id, lifetime-time.Minute-time.Second)
 			})
 		})
