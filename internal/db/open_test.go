@@ -182,20 +182,6 @@ func TestOpenNamesAMissingDirectory(t *testing.T) {
 	}
 }
 
-func TestPropertiesAreKept(t *testing.T) {
-	s := open(t)
-	if _, ok, err := s.Property("instance"); ok || err != nil {
-		t.Errorf("before it was set: %v, %v", ok, err)
-	}
-	if err := s.SetProperty(t.Context(), "instance", "k3v9"); err != nil {
-		t.Fatal(err)
-	}
-	s = reopen(t, s)
-	if got, ok, err := s.Property("instance"); got != "k3v9" || !ok || err != nil {
-		t.Errorf("got %q, %v, %v", got, ok, err)
-	}
-}
-
 // wantRefusal wants an error of a class that is one sentence with these words.
 func wantRefusal(t *testing.T, err, class error, words ...string) {
 	t.Helper()

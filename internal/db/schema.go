@@ -12,22 +12,21 @@ import (
 // The buckets. Values are JSON unless said otherwise. Ids and names are joined
 // by a NUL where a key is made of several.
 var (
-	bucketMeta       = []byte("meta")          // "schema" (decimal), "ran" (big-endian nanoseconds)
-	bucketProperties = []byte("properties")    // name → text
-	bucketEnvs       = []byte("envs")          // id → control.Env, all but the removed
-	bucketRemoved    = []byte("removed")       // id → control.Env
-	bucketRemovedAt  = []byte("removed_at")    // time, id → nothing
-	bucketKeys       = []byte("keys")          // owner, task, name → id of the environment that has it
-	bucketTasks      = []byte("tasks")         // owner, task → control.TaskRecord
-	bucketTasksOpen  = []byte("tasks_open")    // owner, task → nothing: a turn is open
-	bucketSessions   = []byte("sessions")      // id → control.SessionRecord
-	bucketExecs      = []byte("execs")         // exec → control.ExecRecord
-	bucketExecIDs    = []byte("exec_ids")      // env, id → exec
-	bucketRunning    = []byte("execs_running") // exec → nothing
-	bucketEnded      = []byte("execs_ended")   // time, exec → its key in exec_ids
-	bucketEvents     = []byte("events")        // seq (big-endian) → control.Event; the bucket's sequence is the counter
-	bucketOrphans    = []byte("orphans")       // sandbox → control.Orphan
-	bucketTokens     = []byte("tokens")        // id → tokenRecord
+	bucketMeta      = []byte("meta")          // "schema" (decimal), "ran" (big-endian nanoseconds)
+	bucketEnvs      = []byte("envs")          // id → control.Env, all but the removed
+	bucketRemoved   = []byte("removed")       // id → control.Env
+	bucketRemovedAt = []byte("removed_at")    // time, id → nothing
+	bucketKeys      = []byte("keys")          // owner, task, name → id of the environment that has it
+	bucketTasks     = []byte("tasks")         // owner, task → control.TaskRecord
+	bucketTasksOpen = []byte("tasks_open")    // owner, task → nothing: a turn is open
+	bucketSessions  = []byte("sessions")      // id → control.SessionRecord
+	bucketExecs     = []byte("execs")         // exec → control.ExecRecord
+	bucketExecIDs   = []byte("exec_ids")      // env, id → exec
+	bucketRunning   = []byte("execs_running") // exec → nothing
+	bucketEnded     = []byte("execs_ended")   // time, exec → its key in exec_ids
+	bucketEvents    = []byte("events")        // seq (big-endian) → control.Event; the bucket's sequence is the counter
+	bucketOrphans   = []byte("orphans")       // sandbox → control.Orphan
+	bucketTokens    = []byte("tokens")        // id → tokenRecord
 
 	keySchema = []byte("schema")
 	keyRan    = []byte("ran")
@@ -38,7 +37,7 @@ var (
 var migrations = []func(*bolt.Tx) error{
 	func(tx *bolt.Tx) error {
 		for _, name := range [][]byte{
-			bucketMeta, bucketProperties, bucketEnvs, bucketRemoved, bucketRemovedAt, bucketKeys, bucketTasks,
+			bucketMeta, bucketEnvs, bucketRemoved, bucketRemovedAt, bucketKeys, bucketTasks,
 			bucketTasksOpen, bucketSessions, bucketExecs, bucketExecIDs, bucketRunning, bucketEnded, bucketEvents,
 			bucketOrphans, bucketTokens,
 		} {
