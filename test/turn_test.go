@@ -14,7 +14,7 @@ func TestMain(m *testing.M) { test.Main(m) }
 
 // From an agent's turn to the reaper and back, as an operator sees it.
 func TestTurnEndsAndTheReaperActsOnTime(t *testing.T) {
-	s := test.Start(t, "--lifetime", "3s")
+	s := test.Start(t, "--lifetime", "8s")
 	agent := s.Agent(t, "hermes")
 
 	kept := agent.Acquire(client.AcquireRequest{Task: "t-1", Name: "kept", Persistent: new(true)})
@@ -29,10 +29,14 @@ func TestTurnEndsAndTheReaperActsOnTime(t *testing.T) {
 	}
 
 	end := agent.EndTurn("t-1")
+	var deadline time.Time
 	want := map[string][2]string{kept.Env.ID: {"kept", "persistent"}, gone.Env.ID: {"removed", "ephemeral"}}
 	for _, d := range end.Decisions {
 		if want[d.Env] != [2]string{d.Decision, d.Reason} {
 			t.Errorf("decision on %s: %s, %s; want %v", d.Name, d.Decision, d.Reason, want[d.Env])
+		}
+		if d.Env == kept.Env.ID && d.Deadline != nil {
+			deadline = *d.Deadline
 		}
 		delete(want, d.Env)
 	}
@@ -40,22 +44,22 @@ func TestTurnEndsAndTheReaperActsOnTime(t *testing.T) {
 		t.Errorf("no decision on %v", want)
 	}
 
-	// The ephemeral one is gone from the engine, the persistent one runs and counts down.
-	s.Events().Wait(t, "the ephemeral one is removed", test.Is(control.EnvRemoved, gone.Env.ID))
-	if c, ok := s.Container(t, gone.Env.ID); ok {
-		t.Errorf("its container is there: %+v", c)
+	// The persistent one runs and counts down, the ephemeral one is gone from the engine.
+	v := s.Env(t, kept.Env.ID)
+	if v.State != control.Ready || v.Deadline == nil || !v.Deadline.Equal(deadline) || v.NextAction == nil || *v.NextAction != "stop" || len(v.Holds) > 0 {
+		t.Fatalf("the persistent one does not count down to %v: %+v", deadline, v)
 	}
 	if c, ok := s.Container(t, kept.Env.ID); !ok || c.State != "running" {
 		t.Errorf("the persistent one's container: %+v, %v", c, ok)
 	}
-	v := s.Env(t, kept.Env.ID)
-	if v.State != control.Ready || v.Deadline == nil || v.NextAction == nil || *v.NextAction != "stop" || len(v.Holds) > 0 {
-		t.Fatalf("the persistent one does not count down: %+v", v)
+	s.Events().Wait(t, "the ephemeral one is removed", test.Is(control.EnvRemoved, gone.Env.ID))
+	if c, ok := s.Container(t, gone.Env.ID); ok {
+		t.Errorf("its container is there: %+v", c)
 	}
 
 	// It is reaped at its deadline: not before, and within 50 ms.
 	stopping := s.Events().Wait(t, "the reaper acts", test.Is(control.EnvStopping, kept.Env.ID))
-	if late := stopping.Time.Sub(v.Deadline.Time); late < 0 || late > 50*time.Millisecond || stopping.Actor != control.ActorReaper {
+	if late := stopping.Time.Sub(deadline); late < 0 || late > 50*time.Millisecond || stopping.Actor != control.ActorReaper {
 		t.Errorf("%s acted %v after the deadline", stopping.Actor, late)
 	}
 	s.Events().Wait(t, "it is dormant", test.Is(control.ReaperStopped, kept.Env.ID))
