@@ -56,7 +56,7 @@ test: guest assets
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	  [ -z "$$unformatted" ] || { echo "run gofmt -w on:" $$unformatted; exit 1; }
 	@cd web && $(GO) tool templ generate -check -log-level error || { echo "the templates are newer than what was generated from them: run make templates"; exit 1; }
-	$(GO) vet ./...
+	$(GO) vet ./... && $(GO) vet -tags screenshot ./test
 	$(GO) test -json $(TESTFLAGS) ./... | $(GO) run ./test/report
 
 bench: guest assets
@@ -73,8 +73,8 @@ lint:
 	$(GO) tool -modfile=tools/go.mod golangci-lint run ./...
 	$(GO) tool -modfile=tools/go.mod govulncheck ./...
 
-screenshot: build
-	SANDKEEPER_SCREENSHOT=docs/screenshot.png $(GO) test ./test -run '^TestScreenshot$$' -count 1 -v
+screenshot: guest assets templates
+	$(GO) test -tags screenshot ./test -run '^TestScreenshot$$' -count 1
 
 clean:
 	rm -rf bin node_modules $(GUEST)/guest-linux-* $(THIRD_PARTY)

@@ -19,8 +19,15 @@ import (
 // work: make screenshot.
 func TestScreenshot(t *testing.T) {
 	browser := test.Browser(t)
-	s := test.Start(t)
-	hermes, ada := s.Agent(t, "hermes"), s.Agent(t, "ada")
+	const image = "agent-tools:12" // as a person would name it
+	docker := test.OpenDocker(t)
+	docker.Run(t, "tag", docker.Image, image)
+	t.Cleanup(func() { docker.Run(t, "image", "rm", image) })
+	s := test.Start(t, "--image", image)
+	agent := func(owner, name string) *test.Agent {
+		return s.AgentBy(t, name, s.CLI(t, "token", "create", "--role", "agent", "--owner", owner))
+	}
+	hermes, ada := agent("research", "hermes"), agent("platform", "ada")
 
 	resting := hermes.Acquire(client.AcquireRequest{Task: "nightly-report", Persistent: new(true), LifetimeS: 1})
 	hermes.Sh(resting.Env.ID, "date > report")
@@ -50,14 +57,14 @@ func TestScreenshot(t *testing.T) {
 	t.Cleanup(func() { cancel(); <-ran })
 
 	alloc, stop := chromedp.NewExecAllocator(t.Context(), append(chromedp.DefaultExecAllocatorOptions[:],
-		chromedp.ExecPath(browser), chromedp.NoSandbox, chromedp.WindowSize(1440, 860))...)
+		chromedp.ExecPath(browser), chromedp.NoSandbox, chromedp.WindowSize(1440, 620))...)
 	defer stop()
 	tab, stop := chromedp.NewContext(alloc)
 	defer stop()
 	tab, stop = context.WithTimeout(tab, time.Minute)
 	defer stop()
 	err := chromedp.Do(tab,
-		chromedp.EmulateViewport(1440, 860, chromedp.EmulateScale(2)),
+		chromedp.EmulateViewport(1440, 620, chromedp.EmulateScale(2)),
 		chromedp.Navigate(s.SignInLink),
 		chromedp.WaitVisible("#env-"+busy.Env.ID),
 		chromedp.WaitVisible("#env-"+pinned.Env.ID),
