@@ -380,7 +380,15 @@ func (s *server) dial(t *testing.T) *peer {
 	return dial(t, s.url, nil)
 }
 
-func dial(t *testing.T, url string, through func(context.Context, string, string) (net.Conn, error)) *peer {
+type dialer func(ctx context.Context, network, addr string) (net.Conn, error)
+
+func dial(t *testing.T, url string, through dialer) *peer {
+	t.Helper()
+	return dialAs(t, url, "agent", through)
+}
+
+// dialAs dials with the token of a role.
+func dialAs(t *testing.T, url, token string, through dialer) *peer {
 	t.Helper()
 	client := http.DefaultClient
 	if through != nil {
@@ -388,7 +396,7 @@ func dial(t *testing.T, url string, through func(context.Context, string, string
 	}
 	conn, _, err := websocket.Dial(t.Context(), url, &websocket.DialOptions{
 		HTTPClient:   client,
-		HTTPHeader:   http.Header{"Authorization": {"Bearer agent"}},
+		HTTPHeader:   http.Header{"Authorization": {"Bearer " + token}},
 		Subprotocols: []string{"sandkeeper.v1"},
 	})
 	if err != nil {
