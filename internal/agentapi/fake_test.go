@@ -219,12 +219,12 @@ type server struct {
 	url   string
 }
 
-func serve(t *testing.T, change ...func(*Options)) *server {
+func serve(t testing.TB, change ...func(*Options)) *server {
 	t.Helper()
 	return serveOn(t, nil, change...)
 }
 
-func serveOn(t *testing.T, pipes *pipes, change ...func(*Options)) *server {
+func serveOn(t testing.TB, pipes *pipes, change ...func(*Options)) *server {
 	t.Helper()
 	f := newFake()
 	o := Options{Plane: f, Auth: tokens{}, Version: "1.2.3", Boot: "b1"}
@@ -371,24 +371,24 @@ func (b *buffered) Close() error {
 
 // peer is an agent, frame by frame.
 type peer struct {
-	t    *testing.T
+	t    testing.TB
 	conn *websocket.Conn
 }
 
-func (s *server) dial(t *testing.T) *peer {
+func (s *server) dial(t testing.TB) *peer {
 	t.Helper()
 	return dial(t, s.url, nil)
 }
 
 type dialer func(ctx context.Context, network, addr string) (net.Conn, error)
 
-func dial(t *testing.T, url string, through dialer) *peer {
+func dial(t testing.TB, url string, through dialer) *peer {
 	t.Helper()
 	return dialAs(t, url, "agent", through)
 }
 
 // dialAs dials with the token of a role.
-func dialAs(t *testing.T, url, token string, through dialer) *peer {
+func dialAs(t testing.TB, url, token string, through dialer) *peer {
 	t.Helper()
 	client := http.DefaultClient
 	if through != nil {
@@ -408,7 +408,7 @@ func dialAs(t *testing.T, url, token string, through dialer) *peer {
 }
 
 // connect dials and says hello.
-func (s *server) connect(t *testing.T) *peer {
+func (s *server) connect(t testing.TB) *peer {
 	t.Helper()
 	p := s.dial(t)
 	if r := p.call("hello", `{"agent":"a"}`); r.Error != nil {

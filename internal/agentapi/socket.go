@@ -311,7 +311,7 @@ func (s *socket) hello(req request, refuse func(*wireError), leave func()) {
 		return
 	}
 	s.session = session
-	log := s.log.Load().With("agent", h.Agent, "session", session.ID())
+	log := s.log.Load().With("agent", h.Agent, "session", shown(session.ID()))
 	s.log.Store(log)
 	log.Info("agent connected", "resumed", resumed)
 	if req.id == nil {
@@ -322,6 +322,10 @@ func (s *socket) hello(req request, refuse func(*wireError), leave func()) {
 	r := answer(req.id, s.api.greeting(session, resumed))
 	s.out.welcome(&r, leave)
 }
+
+// shown shortens a session's name for the log: whoever knows all of it, and a
+// token of its owner, may resume it.
+func shown(session string) string { return session[:min(len(session), 6)] }
 
 // write sends what waits until nothing comes any more.
 func (s *socket) write() {
