@@ -1,9 +1,12 @@
 package dashboard
 
 import (
+	"encoding/json"
+	"hash/fnv"
 	"net/url"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 
 	"sandkeeper/internal/control"
@@ -122,6 +125,19 @@ func (b *board) views() []*control.View {
 		out[i] = b.shown[id]
 	}
 	return out
+}
+
+// fingerprint tells one state of the page's rows from another: all that is
+// shown of them but the time that goes by.
+func (b *board) fingerprint() string {
+	h := fnv.New64a()
+	enc := json.NewEncoder(h)
+	for _, v := range b.views() {
+		still := *v
+		still.Now, still.RemainingMS = control.Time{}, nil
+		_ = enc.Encode(still) // a view is plain data, and a hash takes everything
+	}
+	return strconv.FormatUint(h.Sum64(), 36)
 }
 
 // wanting reports whether so many rows have gone that the page should be filled

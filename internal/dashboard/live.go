@@ -33,12 +33,16 @@ type live interface {
 
 // boardStream follows the table and the feed.
 func (d *Dashboard) boardStream(c echo.Context) error {
-	f, p := readFilter(c.Request().URL, "after")
+	f, p := readFilter(c.Request().URL, "after", "seen")
 	if p.err != nil {
 		return p.err
 	}
-	id, _ := who(c)
-	return d.runLive(c, p, &liveBoard{d: d, filter: f, id: id})
+	l := &liveBoard{d: d, filter: f, begin: beginCommand(c.Request())}
+	l.id, _ = who(c)
+	if c.Request().Header.Get("Last-Event-ID") == "" {
+		l.seen = p.text("seen")
+	}
+	return d.runLive(c, p, l)
 }
 
 // envStream follows the page of one environment.
@@ -199,6 +203,8 @@ type liveBoard struct {
 	filter filter
 	id     identity
 	board  *board
+	begin  string // the command that an empty table tells
+	seen   string // the fingerprint of the rows as the page was made; "" where that is not known
 
 	// as last sent
 	summary templates.Summary
@@ -217,11 +223,15 @@ func (l *liveBoard) start(context.Context) ([]templ.Component, error) {
 	l.board = b
 	l.summary, l.empty = b.summary(), b.empty()
 	l.engine, l.orphans = engineOf(l.d.plane.Engine()), orphansOf(l.d.plane.Orphans())
-	return []templ.Component{
-		templates.LiveRows(b.rows(l.d.plane.Now(), l.id)),
-		templates.LiveSummary(l.summary), templates.LiveEmpty(l.empty, l.filter.model()),
+	var parts []templ.Component
+	if l.seen == "" || l.seen != b.fingerprint() {
+		parts = append(parts, templates.LiveRows(b.rows(l.d.plane.Now(), l.id)))
+	}
+	l.seen = ""
+	return append(parts,
+		templates.LiveSummary(l.summary), templates.LiveEmpty(l.empty, l.begin),
 		templates.LiveEngine(l.engine), templates.LiveOrphans(l.orphans),
-	}, nil
+	), nil
 }
 
 func (l *liveBoard) update(ctx context.Context, ch control.Changes) ([]templ.Component, error) {
@@ -266,7 +276,7 @@ func (l *liveBoard) around() []templ.Component {
 	}
 	if e := l.board.empty(); e != l.empty {
 		l.empty = e
-		parts = append(parts, templates.LiveEmpty(e, l.filter.model()))
+		parts = append(parts, templates.LiveEmpty(e, l.begin))
 	}
 	if e := engineOf(l.d.plane.Engine()); e != l.engine {
 		l.engine = e

@@ -87,6 +87,35 @@ func TestThePagesFeedResumesWithoutGapOrRepeat(t *testing.T) {
 	}
 }
 
+// streamOf is the address of a page's stream, as the page has it.
+func streamOf(t *testing.T, h *house, page string) string {
+	t.Helper()
+	body := read(t, call(t, h.handler(), "GET", page, "look", "").Body)
+	_, rest, ok := strings.Cut(body, `hx-sse:connect="`)
+	if !ok {
+		t.Fatal("the page has no stream")
+	}
+	address, _, _ := strings.Cut(rest, `"`)
+	return strings.ReplaceAll(address, "&amp;", "&")
+}
+
+func TestRowsThatThePageHasAreNotSentAgain(t *testing.T) {
+	h := newHouse(t, nil)
+	base := serve(t, h)
+	h.plane.put(readyEnv("e1", "t-1"))
+	fresh := streamOf(t, h, "/")
+	if m := openSSE(t, base, fresh, "").part(`hx-target="#summary"`); strings.Contains(string(m.data), "env-e1") {
+		t.Error("the rows came again though nothing changed")
+	}
+	// On a reconnect nobody knows what the page has.
+	openSSE(t, base, fresh, "0").part(`hx-target="#rows"`, "env-e1")
+	// What changed between the page and its stream comes.
+	v := readyEnv("e1", "t-1")
+	v.State = control.Stopping
+	h.plane.put(v)
+	openSSE(t, base, fresh, "").part(`hx-target="#rows"`, `data-state="stopping"`)
+}
+
 func TestAViewersStreamHasNoButtons(t *testing.T) {
 	h := newHouse(t, nil)
 	base := serve(t, h)

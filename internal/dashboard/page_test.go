@@ -154,7 +154,7 @@ func TestRowsHaveTheNamesThatScriptsRelyOn(t *testing.T) {
 	body := read(t, call(t, h.handler(), "GET", "/", "op", "").Body)
 	for _, want := range []string{
 		`<tr id="env-k3v9x2m7qd"`, `>Pin</button>`, `>Unpin</button>`, `>Stop</button>`, `>Kill</button>`, `role="log"`, `id="event-1"`,
-		`hx-sse:connect="/stream?after=1"`, `data-left="`,
+		`hx-sse:connect="/stream?after=1&amp;seen=`, `data-left="`,
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("the page lacks %q", want)

@@ -3,6 +3,7 @@ package dashboard
 import (
 	"context"
 	"net/http"
+	"regexp"
 	"strconv"
 	"time"
 
@@ -107,9 +108,9 @@ func (d *Dashboard) boardPage(c echo.Context) error {
 	page := templates.Board{
 		Frame: d.frame(c, "Environments"), Filter: f.model(), Summary: b.summary(),
 		Engine: engineOf(d.plane.Engine()), Orphans: orphansOf(d.plane.Orphans()),
-		Rows: b.rows(now, id), Empty: b.empty(), Feed: entriesOf(events),
+		Rows: b.rows(now, id), Empty: b.empty(), Begin: beginCommand(c.Request()), Feed: entriesOf(events),
 	}
-	page.Frame.Stream = f.address("/stream", f.before, "after", strconv.FormatUint(last, 10))
+	page.Frame.Stream = f.address("/stream", f.before, "after", strconv.FormatUint(last, 10), "seen", b.fingerprint())
 	if f.before != "" {
 		page.Newer = f.address("/", "")
 	}
@@ -118,6 +119,18 @@ func (d *Dashboard) boardPage(c echo.Context) error {
 	}
 	return render(c, http.StatusOK, templates.BoardPage(page))
 }
+
+// beginCommand starts the example agent against this server.
+func beginCommand(r *http.Request) string {
+	command := "SANDKEEPER_AGENT_TOKEN=$(cat data/agent.token) go run ./examples/agent"
+	if r.Host != "127.0.0.1:7333" && hostShape.MatchString(r.Host) {
+		command += " --url http://" + r.Host
+	}
+	return command
+}
+
+// hostShape keeps anything but an address out of a command that people copy.
+var hostShape = regexp.MustCompile(`^[A-Za-z0-9.\-\[\]:]+$`)
 
 // rows draws a board's page.
 func (b *board) rows(now time.Time, id identity) []templates.Row {

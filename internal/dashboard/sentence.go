@@ -3,6 +3,7 @@ package dashboard
 import (
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"strings"
 
 	"sandkeeper/internal/control"
@@ -79,8 +80,11 @@ func envPart(ev control.Event) templates.Part {
 		text = ev.Env
 	}
 	p := templates.Part{Text: text, Theirs: true}
-	if ev.Env != "" {
+	switch {
+	case ev.Env != "":
 		p.Href = envHref(ev.Env)
+	case ev.Task != "":
+		p.Href = "/?q=" + url.QueryEscape(ev.Task) // a turn is of a task, and acts on all it has
 	}
 	return p
 }
@@ -89,6 +93,9 @@ func envPart(ev control.Event) templates.Part {
 func actorPart(actor string) []templates.Part {
 	switch side, name, _ := strings.Cut(actor, ":"); side {
 	case "agent", "operator":
+		if name == side { // one that was given no name
+			return words("an " + side)
+		}
 		return words(side+" ", theirs(name))
 	case control.ActorReaper, control.ActorReconciler, control.ActorServer:
 		return words("the " + side)

@@ -118,7 +118,8 @@ func (d *Dashboard) signOut(c echo.Context) error {
 		if err := d.checkForgery(c.Request(), id); err != nil {
 			return err
 		}
-		if err := d.sessions.DeleteToken(c.Request().Context(), id.Token); err != nil {
+		err := d.sessions.DeleteToken(c.Request().Context(), id.Token)
+		if err != nil && control.AsError(err).Kind != control.KindNotFound { // not found: another tab was quicker
 			return err
 		}
 	}

@@ -349,7 +349,7 @@ func LiveOrphans(list []Orphan) templ.Component {
 	})
 }
 
-func LiveEmpty(e Empty, f Filter) templ.Component {
+func LiveEmpty(e Empty, begin string) templ.Component {
 	return templruntime.GeneratedTemplate(func(templ_7745c5c3_Input templruntime.GeneratedComponentInput) (templ_7745c5c3_Err error) {
 		templ_7745c5c3_W, ctx := templ_7745c5c3_Input.Writer, templ_7745c5c3_Input.Context
 		if templ_7745c5c3_CtxErr := ctx.Err(); templ_7745c5c3_CtxErr != nil {
@@ -370,7 +370,7 @@ func LiveEmpty(e Empty, f Filter) templ.Component {
 		if templ_7745c5c3_Err != nil {
 			return templ_7745c5c3_Err
 		}
-		templ_7745c5c3_Err = EmptyTable(e, f).Render(ctx, templ_7745c5c3_Buffer)
+		templ_7745c5c3_Err = EmptyTable(e, begin).Render(ctx, templ_7745c5c3_Buffer)
 		if templ_7745c5c3_Err != nil {
 			return templ_7745c5c3_Err
 		}

@@ -39,6 +39,7 @@ type Board struct {
 	Newer   string // the address of the newer page; "" on the first
 	Older   string // the address of the older page; "" on the last
 	Empty   Empty
+	Begin   string  // the command that makes something happen
 	Feed    []Entry // newest first
 }
 
