@@ -24,6 +24,7 @@ func BenchmarkCold(b *testing.B) {
 				b.Fatal(err)
 			}
 			spec := sandboxSpec(opts, testImage)
+			spec.Network = "default"
 			steps := make(map[string][]float64)
 			timed := func(step string, do func() error) {
 				began := time.Now()
@@ -80,7 +81,6 @@ func BenchmarkList(b *testing.B) {
 	e := open(b, opts)
 	for n := range 10 {
 		spec := sandboxSpec(opts, testImage)
-		spec.Network = "none"
 		spec.Name = fmt.Sprintf("%s-%d", spec.Name, n)
 		if _, err := e.Create(b.Context(), spec); err != nil {
 			b.Fatal(err)

@@ -1,11 +1,15 @@
 package docker
 
 import (
-	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"log/slog"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/volume"
@@ -13,13 +17,19 @@ import (
 	"sandkeeper/internal/control"
 	"sandkeeper/internal/engine"
 	"sandkeeper/internal/engine/enginetest"
+	"sandkeeper/internal/guest"
 )
 
 func TestConformance(t *testing.T) {
 	l := needLab(t)
-	for _, way := range []string{LinkAuto, LinkAttach} {
+	enginetest.Run(t, func(t *testing.T) enginetest.Harness { return l.harness(t, LinkAuto) })
+}
+
+func TestConformanceOfDialByEachLink(t *testing.T) {
+	l := needLab(t)
+	for _, way := range []string{LinkSocket, LinkAttach} {
 		t.Run(way, func(t *testing.T) {
-			enginetest.Run(t, func(t *testing.T) enginetest.Harness { return l.harness(t, way) })
+			enginetest.RunDial(t, func(t *testing.T) enginetest.Harness { return l.harness(t, way) })
 		})
 	}
 }
@@ -27,6 +37,7 @@ func TestConformance(t *testing.T) {
 func (l *lab) harness(t *testing.T, way string) enginetest.Harness {
 	opts := l.options(t)
 	opts.Link = way
+	opts.Binary = func(string) ([]byte, error) { return l.guest, nil }
 	e := open(t, opts)
 	deadOpts := opts
 	deadOpts.Host = Host{Address: "unix://" + filepath.Join(t.TempDir(), "docker.sock"), Why: "the test"}
@@ -63,20 +74,32 @@ func (l *lab) harness(t *testing.T, way string) enginetest.Harness {
 	return h
 }
 
-// talk has the guest of the tests echo something.
+var execs atomic.Int64
+
+// talk has the guest run a command.
 func talk(t *testing.T, conn io.ReadWriteCloser) {
-	said := bytes.Repeat([]byte("how do you do? "), 10_000)
-	wrote := make(chan error, 1)
-	go func() {
-		_, err := conn.Write(said)
-		wrote <- err
-	}()
-	heard := make([]byte, len(said))
-	if _, err := io.ReadFull(conn, heard); err != nil || !bytes.Equal(heard, said) {
-		t.Errorf("the guest does not echo: %v", err)
+	dials := 0
+	fleet := guest.NewFleet(func(context.Context, string) (io.ReadWriteCloser, error) {
+		if dials++; dials > 1 {
+			return nil, errors.New("the connection was lost")
+		}
+		return conn, nil
+	}, slog.New(slog.DiscardHandler))
+	defer fleet.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	g := fleet.Guest("the one")
+	if err := g.Ping(ctx); err != nil {
+		t.Errorf("ping: %v", err)
+		return
 	}
-	if err := <-wrote; err != nil {
-		t.Errorf("write: %v", err)
+	exec := fmt.Sprintf("exec-%d", execs.Add(1))
+	if _, err := g.Start(ctx, control.ExecStart{Exec: exec, Argv: []string{"echo", exec}, Workdir: "/workspace"}); err != nil {
+		t.Errorf("start: %v", err)
+		return
+	}
+	if end, err := g.Wait(ctx, exec, 1000); err != nil || end.ExitCode != 0 || string(end.Stdout) != exec+"\n" {
+		t.Errorf("wait: %+v, %v", end, err)
 	}
 }
 

@@ -22,21 +22,17 @@ import (
 
 // listeners are the sockets that guests dial, by the sandboxes' names.
 type listeners struct {
-	mu     sync.Mutex // guards the fields below
+	mu     sync.Mutex // guards the fields below, and the listeners' own
 	open   map[string]*listener
 	closed bool
+	worked bool // some guest has dialled in
+	mute   bool // none has, and one was waited for
 }
 
 type listener struct {
 	*link.Listener
 	since time.Time
-	mute  bool // no guest dialled in when it was last waited for; guarded by listeners.mu
-}
-
-func (l *listeners) get(name string) *listener {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.open[name]
+	mute  bool // no guest dialled in when it was last waited for
 }
 
 // ensure opens the listener of that name unless it is open.
@@ -74,16 +70,33 @@ func (l *listeners) drop(name string, before time.Time) error {
 	return have.Close()
 }
 
-func (l *listeners) setMute(have *listener, mute bool) {
+// note keeps whether a guest dialled in. Where none ever did, as on an engine in
+// a virtual machine that shares files but no sockets, none is waited for long.
+func (l *listeners) note(have *listener, dialled bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	have.mute = mute
+	have.mute = !dialled
+	l.worked = l.worked || dialled
+	l.mute = !l.worked
 }
 
+// isMute says whether no guest is to be expected.
 func (l *listeners) isMute(have *listener) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return have.mute
+	return have.mute || l.mute
+}
+
+// names are those of what was opened before.
+func (l *listeners) names(before time.Time) (names []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for name, have := range l.open {
+		if have.since.Before(before) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 func (l *listeners) closeAll() error {
@@ -115,6 +128,15 @@ func (e *Engine) makeLinkDir(name string) (string, error) {
 	return dir, nil
 }
 
+func (e *Engine) removeLinkDir(name string) {
+	if e.links == "" || !validName.MatchString(name) {
+		return
+	}
+	if err := os.RemoveAll(filepath.Join(e.links, name)); err != nil {
+		e.log.Warn("link directory stays", "container", name, "err", err)
+	}
+}
+
 // goBare remembers that the engine does not see our directories.
 func (e *Engine) goBare() {
 	e.mu.Lock()
@@ -142,12 +164,30 @@ func (e *Engine) listen(name string, s *sandbox) *listener {
 }
 
 // unlisten closes the socket of a sandbox that does not run.
-func (e *Engine) unlisten(name string) { e.dropListener(name, time.Now()) }
+func (e *Engine) unlisten(name string) { e.unlistenBefore(name, time.Now()) }
 
-// dropListener closes the socket of a sandbox that was seen not to run then.
-func (e *Engine) dropListener(name string, then time.Time) {
+// unlistenBefore closes it if it was opened before then.
+func (e *Engine) unlistenBefore(name string, then time.Time) {
 	if err := e.listened.drop(name, then); err != nil {
 		e.log.Warn("guest's socket", "container", name, "err", err)
+	}
+}
+
+// unlistenOthers closes the sockets of what a listing that began then does not show running.
+func (e *Engine) unlistenOthers(listed []control.SandboxStatus, began time.Time) {
+	states := make(map[string]control.SandboxState, len(listed))
+	for _, s := range listed {
+		states[s.Name] = s.State
+	}
+	for _, name := range e.listened.names(began) {
+		state, there := states[name]
+		if state == control.SandboxRunning {
+			continue
+		}
+		e.unlistenBefore(name, began)
+		if !there {
+			e.removeLinkDir(name)
+		}
 	}
 }
 
@@ -194,7 +234,7 @@ func (e *Engine) dialSocket(ctx context.Context, l *listener, pid int) (io.ReadW
 		return nil
 	})
 	if ctx.Err() == nil {
-		e.listened.setMute(l, err != nil)
+		e.listened.note(l, err == nil)
 	}
 	return conn, err
 }

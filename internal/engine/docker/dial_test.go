@@ -1,8 +1,10 @@
 package docker
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"testing"
 	"time"
 
@@ -19,7 +21,8 @@ func (l *lab) muteImage(t *testing.T) string {
 	if err := l.importImage(t.Context(), ref, "ENV SANDKEEPER_TEST_MUTE=1"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.cli.ImageRemove(context.Background(), ref, image.RemoveOptions{Force: true}) })
+	clean := context.WithoutCancel(t.Context())
+	t.Cleanup(func() { l.cli.ImageRemove(clean, ref, image.RemoveOptions{Force: true}) })
 	return ref
 }
 
@@ -37,7 +40,7 @@ func TestGuestThatDoesNotDialInIsAttachedTo(t *testing.T) {
 			t.Fatal(err)
 		}
 		took := time.Since(began)
-		talk(t, conn)
+		echo(t, conn)
 		conn.Close()
 		if most > 0 && took > most {
 			t.Errorf("dialling again took %v", took)
@@ -79,10 +82,28 @@ func TestRestartBehindOurBackIsDialledAnew(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		talk(t, conn)
+		echo(t, conn)
 		conn.Close()
 		if err := l.cli.ContainerRestart(t.Context(), spec.Name, container.StopOptions{}); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// echo has the stub echo something.
+func echo(t *testing.T, conn io.ReadWriteCloser) {
+	t.Helper()
+	said := bytes.Repeat([]byte("how do you do? "), 10_000)
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := conn.Write(said)
+		wrote <- err
+	}()
+	heard := make([]byte, len(said))
+	if _, err := io.ReadFull(conn, heard); err != nil || !bytes.Equal(heard, said) {
+		t.Errorf("the guest does not echo: %v", err)
+	}
+	if err := <-wrote; err != nil {
+		t.Errorf("write: %v", err)
 	}
 }

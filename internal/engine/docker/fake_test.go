@@ -206,6 +206,23 @@ func TestLimitsThatAHostCannotEnforceComeBack(t *testing.T) {
 	}
 }
 
+func TestNetworkIsTheDefaultOrNone(t *testing.T) {
+	for asked, want := range map[string]container.NetworkMode{"default": "default", "": "default", "none": "none", "host": "", "container:x": ""} {
+		f := newFake(t)
+		f.creating(func(createBody) string { return "" })
+		f.listen(t)
+		spec := fakeSpec(1)
+		spec.Network = asked
+		_, err := f.engine(t, nil).Create(t.Context(), spec)
+		if (err != nil) != (want == "") {
+			t.Errorf("network %q: %v", asked, err)
+		}
+		if made := f.created(); want != "" && (len(made) != 1 || made[0].HostConfig.NetworkMode != want) {
+			t.Errorf("network %q: asked of the engine: %+v", asked, made)
+		}
+	}
+}
+
 func TestDisksAreBoundedWhereTheEngineCan(t *testing.T) {
 	xfs := capable
 	xfs.DriverStatus = [][2]string{{"Backing Filesystem", "xfs"}}

@@ -20,7 +20,6 @@ func named(opts Options, env string) control.SandboxSpec {
 	spec := sandboxSpec(opts, testImage)
 	spec.Name = "sandkeeper-" + opts.Instance + "-" + env
 	spec.Env = env
-	spec.Network = "none"
 	return spec
 }
 
@@ -48,13 +47,13 @@ func TestNewGuestReplacesTheOldAndLeavesWhatRuns(t *testing.T) {
 	}
 
 	// What follows an executable changes nothing in it.
-	next := append(slices.Clone(l.guest), "the next version"...)
+	next := append(slices.Clone(l.stub), "the next version"...)
 	opts.Binary = func(string) ([]byte, error) { return next, nil }
 	fresh := startBox(t, l, opts, named(opts, "fresh"))
 	if got := fresh.runs(); got != sumOf(next) {
 		t.Errorf("a new sandbox runs %s, want the new guest", got)
 	}
-	if got := old.runs(); got != sumOf(l.guest) {
+	if got := old.runs(); got != sumOf(l.stub) {
 		t.Errorf("the old sandbox runs %s, want the guest it began with", got)
 	}
 	old.e = fresh.e
@@ -76,7 +75,7 @@ func TestResumeAfterARestartOfOursInstallsFirst(t *testing.T) {
 	if err := b.e.Stop(t.Context(), b.spec.Name); err != nil {
 		t.Fatal(err)
 	}
-	next := append(slices.Clone(l.guest), "the next version"...)
+	next := append(slices.Clone(l.stub), "the next version"...)
 	opts.Binary = func(string) ([]byte, error) { return next, nil }
 	b.e.Close()
 	b.e = open(t, opts)
@@ -97,7 +96,7 @@ func TestInstallationThatWasCutShortIsMadeAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	half, err := guestArchive(l.guest[:len(l.guest)/2], "unfinished")
+	half, err := guestArchive(l.stub[:len(l.stub)/2], "unfinished")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +104,7 @@ func TestInstallationThatWasCutShortIsMadeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := startBox(t, l, opts, named(opts, "a"))
-	if got := b.runs(); got != sumOf(l.guest) {
+	if got := b.runs(); got != sumOf(l.stub) {
 		t.Errorf("PID 1 runs %s, want the whole guest", got)
 	}
 	if _, err := l.cli.ContainerInspect(t.Context(), id); !absent(err) {
@@ -129,7 +128,7 @@ func TestGuestVolumeThatWasLostIsMadeAgain(t *testing.T) {
 	if err := b.e.Start(t.Context(), b.spec.Name); err != nil {
 		t.Fatal(err)
 	}
-	if got := b.runs(); got != sumOf(l.guest) {
+	if got := b.runs(); got != sumOf(l.stub) {
 		t.Errorf("PID 1 runs %s, want the guest", got)
 	}
 }
@@ -146,7 +145,7 @@ func TestFirstCreatesAtOnceInstallOnce(t *testing.T) {
 		if arch != l.arch {
 			t.Errorf("the guest is asked for %q", arch)
 		}
-		return l.guest, nil
+		return l.stub, nil
 	}
 	e := open(t, opts)
 	var wg sync.WaitGroup

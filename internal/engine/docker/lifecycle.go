@@ -3,8 +3,6 @@ package docker
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 
 	cerrdefs "github.com/containerd/errdefs"
@@ -78,11 +76,7 @@ func (e *Engine) Remove(ctx context.Context, name string, files control.RemoveFi
 	}
 	e.forget(name)
 	e.unlisten(name)
-	if e.links != "" && validName.MatchString(name) {
-		if err := os.RemoveAll(filepath.Join(e.links, name)); err != nil {
-			e.log.Warn("link directory stays", "container", name, "err", err)
-		}
-	}
+	e.removeLinkDir(name)
 	if files == control.KeepWorkspace {
 		return nil
 	}

@@ -52,7 +52,7 @@ func (e *Engine) List(ctx context.Context) ([]control.SandboxStatus, error) {
 		listed[i] = statusOf(c)
 		e.remember(listed[i].Name, &sandbox{id: c.ID, image: c.ImageID, linked: hasLink(c.Mounts)})
 		if listed[i].State != control.SandboxCreated {
-			group.Go(func() error { return e.fill(gctx, c, &listed[i], began) })
+			group.Go(func() error { return e.fill(gctx, c, &listed[i]) })
 		}
 	}
 	if err := group.Wait(); err != nil {
@@ -64,6 +64,7 @@ func (e *Engine) List(ctx context.Context) ([]control.SandboxStatus, error) {
 	}
 	e.forgetOthers(containers, began)
 	listed = slices.DeleteFunc(listed, func(s control.SandboxStatus) bool { return s.State == "" })
+	e.unlistenOthers(listed, began)
 
 	for _, v := range volumes {
 		name, ok := strings.CutSuffix(v.Name, workspaceOf(""))
@@ -154,9 +155,8 @@ func labelled(labels map[string]string) control.SandboxStatus {
 
 // fill adds when the last run started, and how and when it ended. One that is
 // gone by now loses its state.
-func (e *Engine) fill(ctx context.Context, c container.Summary, s *control.SandboxStatus, began time.Time) error {
+func (e *Engine) fill(ctx context.Context, c container.Summary, s *control.SandboxStatus) error {
 	if s.State == control.SandboxExited {
-		e.dropListener(s.Name, began)
 		if r, ok := e.endOf(c.ID); ok && !r.started.IsZero() && strings.HasPrefix(c.Status, fmt.Sprintf("Exited (%d)", r.exitCode)) {
 			r.tell(s)
 			return nil

@@ -7,7 +7,6 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,7 +29,8 @@ const testImage = "sandkeeper-engine-test:busybox"
 type lab struct {
 	host  Host
 	cli   *client.Client
-	guest []byte
+	guest []byte // as built from this tree
+	stub  []byte // does the least that the engine needs of a guest
 	dir   string
 	arch  string
 }
@@ -82,7 +82,10 @@ func newLab() (*lab, error) {
 	if l.dir, err = os.MkdirTemp("", "sandkeeper-engine-test-"); err != nil {
 		return nil, err
 	}
-	l.guest, err = l.build("./testdata/pid1")
+	if l.guest, err = l.build("sandkeeper/cmd/guest"); err != nil {
+		return nil, err
+	}
+	l.stub, err = l.build("./testdata/pid1")
 	return l, err
 }
 
@@ -159,16 +162,17 @@ func (l *lab) options(t testing.TB) Options {
 		Instance: "enginetest-" + hex.EncodeToString(random[:]),
 		Host:     l.host,
 		DataDir:  t.TempDir(),
-		Binary:   func(string) ([]byte, error) { return l.guest, nil },
+		Binary:   func(string) ([]byte, error) { return l.stub, nil },
 	}
+	after := context.WithoutCancel(t.Context())
 	t.Cleanup(func() {
-		e, err := New(context.Background(), opts)
+		e, err := New(after, opts)
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		defer e.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(after, time.Minute)
 		defer cancel()
 		if _, err := e.Prune(ctx); err != nil {
 			t.Errorf("prune: %v", err)
@@ -190,7 +194,7 @@ func open(t testing.TB, opts Options) *Engine {
 // inside runs a command in a container through the engine's own exec.
 func (l *lab) inside(t testing.TB, name, user string, argv ...string) (string, int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	made, err := l.cli.ContainerExecCreate(ctx, name, container.ExecOptions{User: user, Cmd: argv, AttachStdout: true, AttachStderr: true})
 	if err != nil {
@@ -202,7 +206,7 @@ func (l *lab) inside(t testing.TB, name, user string, argv ...string) (string, i
 	}
 	defer attached.Close()
 	var out bytes.Buffer
-	if _, err := stdcopy.StdCopy(&out, &out, attached.Reader); err != nil && err != io.EOF {
+	if _, err := stdcopy.StdCopy(&out, &out, attached.Reader); err != nil {
 		t.Fatalf("exec: %v", err)
 	}
 	ended, err := l.cli.ContainerExecInspect(ctx, made.ID)

@@ -16,11 +16,12 @@ import (
 	"sandkeeper/internal/control"
 )
 
-// sandboxSpec asks for what an environment gets that asks for nothing.
+// sandboxSpec asks for what an environment gets that asks for nothing but to be
+// left alone by the network.
 func sandboxSpec(opts Options, image string) control.SandboxSpec {
 	return control.SandboxSpec{
 		Name: "sandkeeper-" + opts.Instance + "-e1", Env: "e1", Owner: "o", Task: "t", EnvName: "main",
-		Image: image, Network: "default", Workdir: "/workspace",
+		Image: image, Network: "none", Workdir: "/workspace",
 		Limits: control.Limits{CPUs: 1, MemoryMB: 5120, Pids: 256},
 	}
 }
@@ -77,6 +78,7 @@ func (b *box) cgroup(v2, v1 string) string {
 func TestSandboxDefaultsFromInside(t *testing.T) {
 	l := needLab(t)
 	opts := l.options(t)
+	opts.Binary = func(string) ([]byte, error) { return l.guest, nil }
 	b := startBox(t, l, opts, sandboxSpec(opts, testImage))
 	host, err := b.e.host(t.Context())
 	if err != nil {
@@ -243,6 +245,7 @@ func TestReadOnlyRootLeavesWorkspaceAndTmp(t *testing.T) {
 	l := needLab(t)
 	opts := l.options(t)
 	opts.ReadOnlyRoot = true
+	opts.Binary = func(string) ([]byte, error) { return l.guest, nil }
 	b := startBox(t, l, opts, sandboxSpec(opts, testImage))
 	b.fails("touch /file")
 	b.sh("touch /workspace/file /tmp/file")
@@ -256,7 +259,8 @@ func TestImageHasNoSayInWhatRuns(t *testing.T) {
 		"VOLUME /data", "ENV FLAVOUR=plain", "HEALTHCHECK CMD /bin/false"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.cli.ImageRemove(context.Background(), ref, image.RemoveOptions{Force: true}) })
+	clean := context.WithoutCancel(t.Context())
+	t.Cleanup(func() { l.cli.ImageRemove(clean, ref, image.RemoveOptions{Force: true}) })
 	opts := l.options(t)
 	spec := sandboxSpec(opts, ref)
 	spec.Workdir = "/workspace/deep"

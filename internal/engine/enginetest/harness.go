@@ -32,7 +32,7 @@ type Harness struct {
 	Inside func(t *testing.T, name string, argv ...string) (string, int)
 	// KillMain ends a sandbox's PID 1 by SIGKILL, behind the engine's back.
 	KillMain func(t *testing.T, name string)
-	// Talk has a word with a guest over a stream that Dial opened.
+	// Talk has a word with a guest over a stream that Dial opened. It may close it.
 	Talk func(t *testing.T, conn io.ReadWriteCloser)
 	// Foreign makes something of that name that is not the instance's; alive
 	// says whether it is still as it was. nil: there are no such things.

@@ -14,19 +14,34 @@ import (
 
 // Run holds the engines that made makes against every rule, one engine each.
 func Run(t *testing.T, made func(t *testing.T) Harness) {
-	for _, rule := range rules {
-		t.Run(rule.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			t.Cleanup(cancel)
-			rule.test(&suite{T: t, Harness: made(t), ctx: ctx, made: made})
-		})
+	for _, r := range rules {
+		r.run(t, made)
+	}
+	RunDial(t, made)
+}
+
+// RunDial holds them against the rules of Dial alone, for an engine that has
+// more than one way to a guest.
+func RunDial(t *testing.T, made func(t *testing.T) Harness) {
+	for _, r := range dialRules {
+		r.run(t, made)
 	}
 }
 
-var rules = []struct {
+type rule struct {
 	name string
 	test func(*suite)
-}{
+}
+
+func (r rule) run(t *testing.T, made func(t *testing.T) Harness) {
+	t.Run(r.name, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		t.Cleanup(cancel)
+		r.test(&suite{T: t, Harness: made(t), ctx: ctx, made: made})
+	})
+}
+
+var rules = []rule{
 	{"create twice by one name makes one", createTwice},
 	{"two creates of one name at once make one", createAtOnce},
 	{"create leaves what is there as it is, in whatever state", createExisting},
@@ -53,11 +68,14 @@ var rules = []struct {
 	{"limits asked and not enforceable come back as such", unenforceable},
 	{"network none has no way out", networkNone},
 	{"stats read a running one", stats},
-	{"dial reaches the guest, also twice at once and after a restart of the server", dial},
-	{"dial of one that does not run is no sandbox", dialStopped},
 	{"a caller who gives up is not told that the engine is unavailable", givenUp},
 	{"every call to an engine that does not answer says so", dead},
 	{"prune removes everything of the instance", prune},
+}
+
+var dialRules = []rule{
+	{"dial reaches the guest, also twice at once and after a restart of the server", dial},
+	{"dial of one that does not run is no sandbox", dialStopped},
 }
 
 func createTwice(s *suite) {
@@ -550,10 +568,8 @@ func dial(s *suite) {
 			s.Errorf("dial: %v", err)
 			return
 		}
+		defer conn.Close()
 		s.Talk(s.T, conn)
-		if err := conn.Close(); err != nil {
-			s.Errorf("close: %v", err)
-		}
 	}
 	talk()
 	var wg sync.WaitGroup
