@@ -58,14 +58,14 @@ func (e *Engine) List(ctx context.Context) ([]control.SandboxStatus, error) {
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	named := make(map[string]bool, len(listed))
-	for _, s := range listed {
-		named[s.Name] = true
-	}
 	e.forgetOthers(containers, began)
 	listed = slices.DeleteFunc(listed, func(s control.SandboxStatus) bool { return s.State == "" })
 	e.unlistenOthers(listed, began)
 
+	named := make(map[string]bool, len(listed))
+	for _, s := range listed {
+		named[s.Name] = true
+	}
 	for _, v := range volumes {
 		name, ok := strings.CutSuffix(v.Name, workspaceOf(""))
 		if !ok || named[name] {
