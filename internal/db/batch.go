@@ -1,6 +1,7 @@
 package db
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -44,10 +45,14 @@ type change struct {
 }
 
 func (c change) apply(tx *bolt.Tx) error {
-	if c.value == nil {
-		return tx.Bucket(c.bucket).Delete(c.key)
+	b := tx.Bucket(c.bucket)
+	switch old := b.Get(c.key); {
+	case c.value == nil:
+		return b.Delete(c.key)
+	case old != nil && bytes.Equal(old, c.value): // no page is written for what is there
+		return nil
 	}
-	return tx.Bucket(c.bucket).Put(c.key, c.value)
+	return b.Put(c.key, c.value)
 }
 
 // nothing is the value of a key that says all by itself.
@@ -192,11 +197,13 @@ func (e *encoded) apply(tx *bolt.Tx) error {
 		}
 	}
 	// Keys are taken once all are let go: a batch may hand one on.
+	keys := tx.Bucket(bucketKeys)
 	for _, w := range e.envs {
-		if w.holder {
-			if err := tx.Bucket(bucketKeys).Put(w.key, []byte(w.id)); err != nil {
-				return err
-			}
+		if !w.holder || string(keys.Get(w.key)) == w.id {
+			continue
+		}
+		if err := keys.Put(w.key, []byte(w.id)); err != nil {
+			return err
 		}
 	}
 	for _, w := range e.execs {
