@@ -13,7 +13,9 @@ type method struct {
 	// slow calls may wait for an engine or a guest. They are bounded apart from
 	// the others, which touch memory and disk alone.
 	slow bool
-	run  func(ctx context.Context, s Session, p *params) (any, error)
+	// large answers take several places of the quick calls; 0 is one.
+	places int64
+	run    func(ctx context.Context, s Session, p *params) (any, error)
 }
 
 var helloFields = []string{"agent", "version", "session", "disconnect_grace_seconds"}
@@ -30,7 +32,7 @@ var methods = map[string]method{
 		slow: true, run: envAcquire,
 	},
 	"env.get":     {fields: ref, run: envGet},
-	"env.list":    {fields: []string{"task"}, run: envList},
+	"env.list":    {fields: []string{"task"}, places: 16, run: envList},
 	"env.touch":   {fields: ref, run: envTouch},
 	"env.release": {fields: refAnd("purge"), slow: true, run: envRelease},
 	"turn.begin":  {fields: []string{"task"}, run: turnBegin},

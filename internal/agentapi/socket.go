@@ -138,10 +138,12 @@ func (s *socket) read() error {
 			s.dropped.Add(1)
 			s.api.dropped.Add(1)
 		default:
-			if err := s.place(); err != nil {
+			if err := s.reserve(1); err != nil {
 				return err
 			}
-			s.take(frame)
+			if err := s.take(frame); err != nil {
+				return err
+			}
 		}
 	}
 }
@@ -188,23 +190,24 @@ func (p patient) Read(b []byte) (int, error) {
 	}
 }
 
-// place waits for a place for one more answer.
-func (s *socket) place() error {
-	if s.quick.TryAcquire(1) {
+// reserve waits for places among the quick calls.
+func (s *socket) reserve(places int64) error {
+	if s.quick.TryAcquire(places) {
 		return nil
 	}
 	s.stalled.Store(true)
 	defer s.stalled.Store(false)
-	return s.quick.Acquire(s.ctx, 1)
+	return s.quick.Acquire(s.ctx, places)
 }
 
-// take handles one text frame, for which a place is held.
-func (s *socket) take(frame []byte) {
+// take handles one text frame, for which a place is held. It fails only where
+// the socket has ended.
+func (s *socket) take(frame []byte) error {
 	leave := func() { s.quick.Release(1) }
 	req, bad := parseRequest(frame)
 	if bad != nil {
 		s.out.answer(refusal(req.id, bad), leave)
-		return
+		return nil
 	}
 	refuse := func(err *wireError) {
 		if req.id == nil {
@@ -215,27 +218,27 @@ func (s *socket) take(frame []byte) {
 	}
 	if req.method == "hello" {
 		s.hello(req, refuse, leave)
-		return
+		return nil
 	}
 	if s.session == nil {
 		refuse(failure(codeHelloRequired, "hello_required", "say hello first"))
-		return
+		return nil
 	}
 	m, ok := methods[req.method]
 	if !ok {
 		refuse(failure(codeUnknownMethod, "unknown_method", "unknown method %q; hello's features lists those that there are", shorten(req.method)))
-		return
+		return nil
 	}
 	if m.slow {
 		size := int64(len(frame))
 		if !s.slow.TryAcquire(1) {
 			refuse(busy("%d calls that wait for a sandbox are under way on this socket, the most that may be", mostSlow))
-			return
+			return nil
 		}
 		if !s.bytes.TryAcquire(size) {
 			s.slow.Release(1)
 			refuse(busy("the calls under way on this socket have all of the %d bytes that they may have", mostBytes))
-			return
+			return nil
 		}
 		leave()
 		leave = func() {
@@ -243,8 +246,16 @@ func (s *socket) take(frame []byte) {
 			s.slow.Release(1)
 		}
 	}
+	if more := m.places - 1; more > 0 {
+		if err := s.reserve(more); err != nil {
+			leave()
+			return err
+		}
+		leave = func() { s.quick.Release(m.places) }
+	}
 	session := s.session
 	s.api.calls.Go(func() { s.call(session, m, req, leave) })
+	return nil
 }
 
 func busy(format string, args ...any) *wireError {
