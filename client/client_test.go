@@ -63,7 +63,7 @@ func play(t *testing.T) *script {
 			t.Error(err)
 			return
 		}
-		defer conn.CloseNow()
+		defer conn.CloseNow() //nolint:errcheck // it may be closed already
 		conn.SetReadLimit(-1)
 		p := &played{t: t, conn: conn, header: r.Header, end: make(chan struct{})}
 		q := p.next()
@@ -139,7 +139,7 @@ func (p *played) answer(q asked, result string) {
 // drop cuts the connection without a close frame.
 func (p *played) drop() {
 	p.busy.Wait()
-	p.conn.CloseNow()
+	p.conn.CloseNow() //nolint:errcheck // it may be closed already
 	close(p.end)
 }
 

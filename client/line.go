@@ -43,7 +43,7 @@ func openLine(ctx context.Context, url string, o Options) (*line, error) {
 	if o.Owner != "" {
 		header.Set("Sandkeeper-Owner", o.Owner)
 	}
-	conn, resp, err := websocket.Dial(ctx, url, &websocket.DialOptions{
+	conn, resp, err := websocket.Dial(ctx, url, &websocket.DialOptions{ //nolint:bodyclose // the websocket package does
 		HTTPClient:   o.HTTPClient,
 		HTTPHeader:   header,
 		Subprotocols: []string{subprotocol},
@@ -232,7 +232,7 @@ func (l *line) watch(ctx context.Context) {
 func (l *line) cut() {
 	l.once.Do(func() {
 		close(l.gone)
-		l.conn.CloseNow()
+		l.conn.CloseNow() //nolint:errcheck // it is given up
 	})
 }
 

@@ -44,7 +44,7 @@ func TestWhoIsLetIn(t *testing.T) {
 		"one good and one bad origin":   {http.Header{"Authorization": {"Bearer agent"}, "Origin": {"http://" + host, "http://evil.example"}}, 403, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			conn, resp, err := websocket.Dial(t.Context(), s.url, &websocket.DialOptions{HTTPHeader: tt.header})
+			conn, resp, err := websocket.Dial(t.Context(), s.url, &websocket.DialOptions{HTTPHeader: tt.header}) //nolint:bodyclose // the websocket package does
 			if resp == nil {
 				t.Fatal(err)
 			}
@@ -54,7 +54,7 @@ func TestWhoIsLetIn(t *testing.T) {
 			if tt.status != 101 {
 				return
 			}
-			defer conn.CloseNow()
+			defer conn.CloseNow() //nolint:errcheck // it may be closed already
 			p := &peer{t, conn}
 			p.call("hello", `{"agent":"a"}`)
 			if got := <-owners; got != tt.owner {
@@ -73,7 +73,7 @@ func TestTheSubprotocolIsNegotiated(t *testing.T) {
 
 func TestARequestThatIsNoUpgradeIsToldSo(t *testing.T) {
 	s := serve(t)
-	req, _ := http.NewRequest("GET", "http"+strings.TrimPrefix(s.url, "ws"), nil)
+	req, _ := http.NewRequest(http.MethodGet, "http"+strings.TrimPrefix(s.url, "ws"), nil)
 	req.Header.Set("Authorization", "Bearer agent")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
@@ -99,7 +99,9 @@ func TestShutdownClosesSocketsAsGoingAway(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	_, resp, err := websocket.Dial(t.Context(), s.url, &websocket.DialOptions{HTTPHeader: http.Header{"Authorization": {"Bearer agent"}}})
+	_, resp, err := websocket.Dial(t.Context(), s.url, &websocket.DialOptions{ //nolint:bodyclose // the websocket package does
+		HTTPHeader: http.Header{"Authorization": {"Bearer agent"}},
+	})
 	if err == nil || resp == nil || resp.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("after it: %v, want 503", err)
 	}

@@ -1,6 +1,7 @@
 package agentapi
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -77,7 +78,7 @@ func invalidParam(field, format string, args ...any) *wireError {
 
 // wireErrorOf maps any error of a call to the wire.
 func wireErrorOf(err error) *wireError {
-	if e, ok := err.(*wireError); ok {
+	if e, ok := errors.AsType[*wireError](err); ok {
 		return e
 	}
 	c := control.AsError(err)

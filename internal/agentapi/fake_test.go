@@ -70,10 +70,11 @@ func (f *fakePlane) last() any {
 	return f.asked
 }
 
-func (f *fakePlane) sink(i int) control.Sink {
+// sink is that of the first session.
+func (f *fakePlane) sink() control.Sink {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.sinks[i]
+	return f.sinks[0]
 }
 
 type fakeSession struct {
@@ -394,7 +395,7 @@ func dialAs(t testing.TB, url, token string, through dialer) *peer {
 	if through != nil {
 		client = &http.Client{Transport: &http.Transport{DialContext: through}}
 	}
-	conn, _, err := websocket.Dial(t.Context(), url, &websocket.DialOptions{
+	conn, _, err := websocket.Dial(t.Context(), url, &websocket.DialOptions{ //nolint:bodyclose // the websocket package does
 		HTTPClient:   client,
 		HTTPHeader:   http.Header{"Authorization": {"Bearer " + token}},
 		Subprotocols: []string{"sandkeeper.v1"},
@@ -403,7 +404,7 @@ func dialAs(t testing.TB, url, token string, through dialer) *peer {
 		t.Fatal(err)
 	}
 	conn.SetReadLimit(-1)
-	t.Cleanup(func() { conn.CloseNow() })
+	t.Cleanup(func() { conn.CloseNow() }) //nolint:errcheck // it may be closed already
 	return &peer{t, conn}
 }
 

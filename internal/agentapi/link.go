@@ -29,7 +29,7 @@ const (
 
 func newLink(c net.Conn) *link {
 	if tcp, ok := c.(*net.TCPConn); ok {
-		tcp.SetWriteBuffer(sendBuffer) // what cannot be set stays the system's
+		tcp.SetWriteBuffer(sendBuffer) //nolint:errcheck // where it cannot be set, it stays the system's
 	}
 	return &link{Conn: c, began: time.Now()}
 }

@@ -73,7 +73,7 @@ func envAcquire(ctx context.Context, s Session, p *params) (any, error) {
 		Variables:  p.textMap("variables"),
 		Workdir:    p.text("workdir"),
 		Labels:     p.textMap("labels"),
-		OnDrift:    p.textOr("on_drift", ""),
+		OnDrift:    p.textOrNone("on_drift"),
 	}
 	p.need("task")
 	if err := p.err(); err != nil {
@@ -144,7 +144,7 @@ func turnBegin(ctx context.Context, s Session, p *params) (any, error) {
 }
 
 func turnEnd(ctx context.Context, s Session, p *params) (any, error) {
-	r := control.TurnEndRequest{Task: p.name("task"), Turn: p.whole("turn"), Outcome: p.textOr("outcome", "")}
+	r := control.TurnEndRequest{Task: p.name("task"), Turn: p.whole("turn"), Outcome: p.textOrNone("outcome")}
 	p.need("task")
 	if err := p.err(); err != nil {
 		return nil, err
@@ -160,14 +160,14 @@ func turnEnd(ctx context.Context, s Session, p *params) (any, error) {
 func execRun(ctx context.Context, s Session, p *params) (any, error) {
 	r := control.RunRequest{
 		Ref:         p.ref(),
-		Command:     p.textOr("command", ""),
+		Command:     p.textOrNone("command"),
 		Argv:        p.textList("argv"),
-		Cwd:         p.textOr("cwd", ""),
+		Cwd:         p.textOrNone("cwd"),
 		Variables:   p.textMap("variables"),
-		Stdin:       p.textOr("stdin", ""),
+		Stdin:       p.textOrNone("stdin"),
 		TimeoutS:    p.whole("timeout_seconds"),
 		OutputLimit: p.whole("output_limit"),
-		ID:          p.textOr("id", ""),
+		ID:          p.textOrNone("id"),
 		Generation:  p.whole("generation"),
 	}
 	switch {
@@ -207,7 +207,7 @@ func execList(ctx context.Context, s Session, p *params) (any, error) {
 // pathOf reads the path of a file call.
 func pathOf(p *params) string {
 	p.need("path")
-	path := p.textOr("path", "")
+	path := p.textOrNone("path")
 	if p.has("path") && path == "" {
 		p.reject("path", "must not be empty")
 	}

@@ -216,7 +216,9 @@ func TestResults(t *testing.T) {
 	}
 	r := p.call("env.acquire", `{"task":"t"}`)
 	var got map[string]any
-	json.Unmarshal(r.Result, &got)
+	if err := json.Unmarshal(r.Result, &got); err != nil {
+		t.Fatal(err)
+	}
 	if got["outcome"] != "created" || got["drift"] == nil || got["env"].(map[string]any)["id"] != "e1" {
 		t.Errorf("acquire: %s", r.Result)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"math"
@@ -60,7 +61,7 @@ func (p *params) stick(to **wireError, err error) {
 	if *to != nil {
 		return
 	}
-	if e, ok := err.(*wireError); ok {
+	if e, ok := errors.AsType[*wireError](err); ok {
 		*to = e
 		return
 	}
@@ -87,8 +88,8 @@ func (p *params) fail(name, format string, args ...any) {
 
 // reject notes a value that is wrong whatever it is for: it is told once the
 // environment was found.
-func (p *params) reject(name, format string, args ...any) {
-	p.stick(p.value, invalidParam(p.at(name), format, args...))
+func (p *params) reject(name, why string) {
+	p.stick(p.value, invalidParam(p.at(name), "%s", why))
 }
 
 // err is the first wrong shape, or else the first wrong value.
@@ -149,11 +150,12 @@ func (p *params) text(name string) *string {
 	return &s
 }
 
-func (p *params) textOr(name, absent string) string {
+// textOrNone reads an optional string for which "" is as good as none.
+func (p *params) textOrNone(name string) string {
 	if s := p.text(name); s != nil {
 		return *s
 	}
-	return absent
+	return ""
 }
 
 // name reads an optional name: 1 to 128 code points without control characters.
@@ -185,7 +187,7 @@ func checkName(s string) error {
 
 // ref reads which environment a call is for.
 func (p *params) ref() control.Ref {
-	r := control.Ref{Env: p.textOr("env", ""), Task: p.name("task"), Name: p.name("name")}
+	r := control.Ref{Env: p.textOrNone("env"), Task: p.name("task"), Name: p.name("name")}
 	switch {
 	case p.has("env") && p.has("task"):
 		p.fail("env", "give either env or task, not both")

@@ -11,8 +11,8 @@ import (
 	"sandkeeper/internal/control/controltest"
 )
 
-// real is an API on a real control plane, over an engine, guests and alarms in memory.
-type real struct {
+// realServer is an API on a real control plane, over an engine, guests and alarms in memory.
+type realServer struct {
 	*server
 	plane  *control.Plane
 	engine *controltest.Engine
@@ -21,9 +21,9 @@ type real struct {
 }
 
 // serveReal serves within a synctest bubble.
-func serveReal(t *testing.T) *real {
+func serveReal(t *testing.T) *realServer {
 	t.Helper()
-	r := &real{engine: controltest.NewEngine(), pipes: newPipes()}
+	r := &realServer{engine: controltest.NewEngine(), pipes: newPipes()}
 	r.guests = controltest.NewGuests(r.engine)
 	info, err := r.engine.Info(t.Context())
 	if err != nil {
@@ -52,13 +52,13 @@ func serveReal(t *testing.T) *real {
 	return r
 }
 
-func (r *real) dial(t *testing.T) *peer {
+func (r *realServer) dial(t *testing.T) *peer {
 	t.Helper()
 	return dial(t, r.url, r.pipes.dial)
 }
 
 // script plays a small shell: what the examples run.
-func (r *real) script(t *testing.T) {
+func (r *realServer) script() {
 	r.guests.OnStart(func(_ string, s control.ExecStart) *control.ExecEnd {
 		switch command := s.Shell + strings.Join(s.Argv, " "); {
 		case strings.HasPrefix(command, "echo "):

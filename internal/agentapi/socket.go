@@ -302,7 +302,7 @@ func (s *socket) hello(req request, refuse func(*wireError), leave func()) {
 		return
 	}
 	p := readParams(req.params, helloFields)
-	h := control.Hello{Agent: p.name("agent"), Version: p.name("version"), Session: p.textOr("session", "")}
+	h := control.Hello{Agent: p.name("agent"), Version: p.name("version"), Session: p.textOrNone("session")}
 	p.need("agent")
 	if n := p.whole("disconnect_grace_seconds"); n != nil {
 		if *n < 0 {
@@ -426,7 +426,7 @@ func (s *socket) watch() {
 			if pinging.CompareAndSwap(false, true) {
 				pings.Go(func() {
 					defer pinging.Store(false)
-					s.conn.Ping(s.ctx) // whatever comes of it, the link knows
+					s.conn.Ping(s.ctx) //nolint:errcheck // whatever comes of it, the link knows
 				})
 			}
 		}

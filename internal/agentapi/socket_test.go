@@ -185,7 +185,7 @@ func TestAFrameOverTheLimitCloses(t *testing.T) {
 	}
 	t.Run("by far", func(t *testing.T) {
 		p := s.connect(t)
-		go p.conn.Write(t.Context(), websocket.MessageText, make([]byte, 8<<20))
+		go p.conn.Write(t.Context(), websocket.MessageText, make([]byte, 8<<20)) //nolint:errcheck // the server closes in the middle
 		if code := p.closed(); code != websocket.StatusMessageTooBig {
 			t.Errorf("closed with %d, want 1009", code)
 		}
@@ -214,11 +214,11 @@ func TestAMessageInFragmentsIsOneFrame(t *testing.T) {
 func TestANewerSocketClosesTheOlder(t *testing.T) {
 	s := serve(t)
 	older := s.connect(t)
-	s.plane.sink(0).Replaced()
+	s.plane.sink().Replaced()
 	if code := older.closed(); code != 4001 {
 		t.Errorf("closed with %d, want 4001", code)
 	}
-	if got := <-s.plane.gone; got != s.plane.sink(0) {
+	if got := <-s.plane.gone; got != s.plane.sink() {
 		t.Error("another sink was disconnected")
 	}
 }
@@ -227,7 +227,7 @@ func TestAClosedSocketDisconnectsItsSession(t *testing.T) {
 	s := serve(t)
 	p := s.connect(t)
 	p.conn.Close(websocket.StatusNormalClosure, "")
-	if got := <-s.plane.gone; got != s.plane.sink(0) {
+	if got := <-s.plane.gone; got != s.plane.sink() {
 		t.Error("another sink was disconnected")
 	}
 }
@@ -249,8 +249,8 @@ func TestADroppedSocketDoesNotEndItsCallsAtOnce(t *testing.T) {
 		p.call("hello", `{"agent":"a"}`)
 		p.send(`{"jsonrpc":"2.0","id":1,"method":"exec.run","params":{"env":"e1","command":"sleep"}}`)
 		<-began
-		p.conn.CloseNow()
-		<-s.plane.gone // the session knows at once
+		p.conn.CloseNow() //nolint:errcheck // what counts is that it is gone
+		<-s.plane.gone    // the session knows at once
 		if d := <-ended; d < linger {
 			t.Errorf("the call ended after %v, want %v", d, linger)
 		}
@@ -328,7 +328,7 @@ func TestNotifications(t *testing.T) {
 	if r := p.receive(); r.Method != "env.state" || !strings.Contains(string(r.Params), `"env":{"id":"early"`) || r.ID != nil {
 		t.Errorf("got %+v", r)
 	}
-	s.plane.sink(0).EnvExpiring("e1", control.At(noon), 29*time.Second+1)
+	s.plane.sink().EnvExpiring("e1", control.At(noon), 29*time.Second+1)
 	r := p.receive()
 	if want := `{"deadline":"2026-03-01T12:00:00.123Z","env":"e1","seconds_left":30}`; r.Method != "env.expiring" || normal(t, r.Params) != want {
 		t.Errorf("got %s %s, want %s", r.Method, r.Params, want)

@@ -103,7 +103,8 @@ func TestAnotherOwnersEnvironmentIsNotFound(t *testing.T) {
 		p := r.dial(t)
 		p.call("hello", `{"agent":"a"}`)
 		a := p.until("env.acquire", `{"task":"t"}`)
-		id := strings.Split(strings.SplitN(string(a.Result), `"id":"`, 2)[1], `"`)[0]
+		_, rest, _ := strings.Cut(string(a.Result), `"id":"`)
+		id, _, _ := strings.Cut(rest, `"`)
 
 		other := dialAs(t, r.url, "operator", r.pipes.dial)
 		other.call("hello", `{"agent":"b"}`)
