@@ -89,7 +89,7 @@ func TestAnAgentsWorkIsSeenAndStoppedThroughTheDashboard(t *testing.T) {
 			t.Fatalf("%s: %d %s", a.path, res.StatusCode, body)
 		}
 	}
-	page.part(`hx-target="#env-`+id+`"`, "is-dormant", "until its files go")
+	page.part(`hx-target="#env-`+id+`"`, "is-dormant", "until purge")
 	if res := call(t, e, "POST", "/api/v1/envs/"+id+"/kill", "op", `{"purge":true}`); res.StatusCode != 200 {
 		t.Fatalf("kill: %d %s", res.StatusCode, read(t, res.Body))
 	}

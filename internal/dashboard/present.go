@@ -103,7 +103,7 @@ func activityWord(kind string) string {
 }
 
 // actionWords are the reaper's actions as ends of a countdown.
-var actionWords = map[string]string{"stop": "stop", "remove": "removal", "purge": "its files go"}
+var actionWords = map[string]string{"stop": "stop", "remove": "removal", "purge": "purge"}
 
 // clockOf says what the countdown is, or what stands in its way.
 func clockOf(v *control.View, now time.Time) templates.Clock {
@@ -372,9 +372,6 @@ func holdsOf(v *control.View, now time.Time) []templates.Hold {
 	out := make([]templates.Hold, len(v.Holds))
 	for i, h := range v.Holds {
 		out[i] = templates.Hold{Word: sentenceCase(holdWord(h.Kind, 1, v.Turn)), Ref: h.Ref, Since: since(h.Since, now)}
-		if h.Kind == control.HoldPin && v.Pin != nil && v.Pin.Reason != "" {
-			out[i].Ref = v.Pin.Reason
-		}
 		if h.Until != nil {
 			m := untilTime(*h.Until, now)
 			out[i].Until = &m

@@ -13,10 +13,10 @@ import (
 	"sandkeeper/web/templates"
 )
 
-// Of one address: so many attempts at once, then one every two seconds.
+// Of one address: so many attempts at once, then one a second.
 const (
-	attemptsBurst = 10
-	attemptsRate  = 0.5
+	attemptsBurst = 20
+	attemptsRate  = 1
 )
 
 // registerSignIn adds the ways in and out.

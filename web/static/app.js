@@ -66,6 +66,7 @@
       el.title = at.toLocaleString();
       el.removeAttribute('data-clock');
     }
+    for (const el of document.querySelectorAll('[data-copy][hidden]')) el.hidden = false;
   }
 
   function tick() {
@@ -263,7 +264,6 @@
       getSelection().selectAllChildren($(button.dataset.copy));
     }
   });
-  for (const button of document.querySelectorAll('[data-copy]')) button.hidden = false;
 
   const only = $('only-reaper');
   if (only) {
