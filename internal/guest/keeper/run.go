@@ -25,6 +25,9 @@ func Run() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("child subreaper: %w", err)
 	}
+	// Commands inherit this: where memory runs out, they go before PID 1 does.
+	// Where it cannot be written, the kernel goes by their size.
+	os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0)
 	var buf []byte
 	for {
 		var files []int

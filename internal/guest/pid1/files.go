@@ -17,12 +17,19 @@ import (
 const (
 	maxChunk   = 1 << 20
 	maxEntries = 16 << 10 // of a listing; more would not fit an answer
+
+	maxFileCalls = 8 // at once: each may hold a thread
 )
 
 // files serves the file calls with the rights of a user.
 type files struct {
 	user    *User
 	workdir string
+	slots   chan struct{}
+}
+
+func newFiles(u *User, workdir string) *files {
+	return &files{user: u, workdir: workdir, slots: make(chan struct{}, maxFileCalls)}
 }
 
 func (f *files) path(p string) (string, error) {
@@ -41,6 +48,8 @@ func (f *files) path(p string) (string, error) {
 // do calls fn with the rights of the user, and makes a refusal an answer that
 // has the path as it was asked for.
 func (f *files) do(asked string, fn func(path string) error) error {
+	f.slots <- struct{}{}
+	defer func() { <-f.slots }()
 	path, err := f.path(asked)
 	if err == nil {
 		err = f.user.do(func() error { return fn(path) })

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -47,6 +48,7 @@ func Main() int {
 		return 2
 	}
 	term := handleSignals()
+	stockThreads()
 
 	g := newGuest(cfg, env)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -66,6 +68,27 @@ func Main() int {
 	<-term
 	g.runner.stop(stopGrace)
 	return exitTERM
+}
+
+// spareThreads is what the guest may need at once: calls that wait in the file
+// system (maxFileCalls), the start of a keeper, and a few of the runtime's own.
+const spareThreads = maxFileCalls + 6
+
+// stockThreads makes the threads that will be needed, which the runtime keeps.
+// It would end the process where it cannot make one, as in a sandbox whose
+// commands have used up its limit of processes.
+func stockThreads() {
+	var all, there sync.WaitGroup
+	there.Add(spareThreads)
+	for range spareThreads {
+		all.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			there.Done()
+			there.Wait() // all at once, so that each has its own
+		})
+	}
+	all.Wait()
 }
 
 // readEnvironment takes the guest's own variable out of an environment.
@@ -88,30 +111,25 @@ func readEnvironment(environ []string) (cfg Config, env map[string]string, err e
 	return cfg, env, nil
 }
 
-// handleSignals swallows what would end the guest, reaps, and returns what is
-// closed at the first SIGTERM.
-func handleSignals() (term <-chan struct{}) {
-	signals := make(chan os.Signal, 64)
+// handleSignals swallows what would end the guest, reaps, and returns what gets
+// the first SIGTERM. Channels of one are enough: a signal that finds its channel
+// full is one that is still to be seen to.
+func handleSignals() (term <-chan os.Signal) {
+	child, stop, swallowed := make(chan os.Signal, 1), make(chan os.Signal, 1), make(chan os.Signal, 1)
 	for s := unix.Signal(1); s < 65; s++ {
 		switch s {
 		case unix.SIGKILL, unix.SIGSTOP, unix.SIGURG, unix.SIGPROF: // not to be caught; Go's own
+		case unix.SIGCHLD:
+			signal.Notify(child, s)
+		case unix.SIGTERM:
+			signal.Notify(stop, s)
 		default:
-			signal.Notify(signals, s)
+			signal.Notify(swallowed, s)
 		}
 	}
-	stop := make(chan struct{})
 	go func() {
-		stopped := false
-		for s := range signals {
-			switch s {
-			case unix.SIGCHLD:
-				reap()
-			case unix.SIGTERM:
-				if !stopped {
-					stopped = true
-					close(stop)
-				}
-			}
+		for range child {
+			reap()
 		}
 	}()
 	return stop
@@ -153,7 +171,7 @@ func newGuest(cfg Config, env map[string]string) *Guest {
 			return keeper.Spawn("/proc/self/exe", []string{"GOMAXPROCS=1", "GODEBUG=madvdontneed=1"})
 		}),
 	}
-	return &Guest{runner: r, files: &files{user: &user, workdir: cfg.Workdir}}
+	return &Guest{runner: r, files: newFiles(&user, cfg.Workdir)}
 }
 
 // setIdentity sets HOME and USER. The engine starts the guest as root, and gives

@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	maxIdleKeepers = 4
+	// Each is three threads, of those that the sandbox may have.
+	maxIdleKeepers = 16
 	keeperIdleFor  = 20 * time.Second
 )
 
