@@ -128,7 +128,7 @@ func (e *execution) supervise(status int) {
 			timeout = nil
 			e.expire()
 		}
-		if !ended && exited && (late || eof == nil) && (empty || !e.isTimedOut()) {
+		if !ended && exited && (late || eof == nil) && (empty || !e.ending()) {
 			e.finish(status, wait, empty)
 			ended = true
 		}
@@ -142,10 +142,12 @@ func (e *execution) setExited() {
 	e.mu.Unlock()
 }
 
-func (e *execution) isTimedOut() bool {
+// ending reports whether we are killing the tree: then its end is told once
+// nothing of it is left.
+func (e *execution) ending() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.timedOut
+	return e.timedOut || e.killed
 }
 
 // release lets the keeper go to the next command.

@@ -146,7 +146,7 @@ func (k *keepers) orphansLocked() (pids []int) {
 		if p.parent != self || k.alive[p.pid] != nil {
 			continue
 		}
-		if !p.zombie {
+		if !p.dead {
 			pids = append(pids, p.pid)
 		}
 		pids = append(pids, below(p.pid, all)...)

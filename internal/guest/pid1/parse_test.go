@@ -59,20 +59,30 @@ func FuzzParseExports(f *testing.F) {
 }
 
 func FuzzParseStat(f *testing.F) {
-	f.Add([]byte("12 (sleep) S 1 12 12"))
+	f.Add([]byte("12 (sleep) S 1 12 12 0 -1 4194304 9"))
 	f.Add([]byte("12 (a) b) Z 7"))
 	f.Add([]byte("12 (a"))
 	f.Fuzz(func(t *testing.T, in []byte) { parseStat(1, in) })
 }
 
 func TestParseStat(t *testing.T) {
-	if p, ok := parseStat(12, []byte("12 (a) R 99) Z 7 1")); !ok || p != (process{12, 7, true}) {
-		t.Errorf("%+v, %v", p, ok)
+	for in, want := range map[string]process{
+		"12 (a) R 99) Z 7 1 1 0 -1 0 9":        {12, 7, true},
+		"12 (sleep) S 7 1 1 0 -1 4194304 9":    {12, 7, false},
+		"12 (sleep) R 7 1 1 0 -1 4228100 9":    {12, 7, true}, // exiting
+		"12 (sleep) S 7 1 1 0 -1 4194304x 9":   {},
+		"12 (sleep) S 7":                       {},
+		"12 (sleep) S seven 1 1 0 -1 0 ":       {},
+		"12 sleep S 7 1 1 0 -1 4194304 9 10 1": {},
+	} {
+		if p, ok := parseStat(12, []byte(in)); p != want || ok != (want != process{}) {
+			t.Errorf("%s: %+v, %v", in, p, ok)
+		}
 	}
 }
 
 func TestBelow(t *testing.T) {
-	all := []process{{pid: 2, parent: 1}, {pid: 3, parent: 2}, {pid: 4, parent: 3}, {pid: 5, parent: 3, zombie: true}, {pid: 6, parent: 5}, {pid: 7, parent: 1}, {pid: 8, parent: 8}}
+	all := []process{{pid: 2, parent: 1}, {pid: 3, parent: 2}, {pid: 4, parent: 3}, {pid: 5, parent: 3, dead: true}, {pid: 6, parent: 5}, {pid: 7, parent: 1}, {pid: 8, parent: 8}}
 	got := below(2, all)
 	slices.Sort(got)
 	if !slices.Equal(got, []int{3, 4, 6}) {

@@ -11,7 +11,7 @@ import (
 // process is one line of /proc.
 type process struct {
 	pid, parent int
-	zombie      bool
+	dead        bool // a zombie, or about to be one
 }
 
 // processes reads all that live. What forks meanwhile may be missed: who must
@@ -50,21 +50,30 @@ func stat(pid int, buf []byte) (process, bool) {
 	return parseStat(pid, buf[:n])
 }
 
-// parseStat reads "PID (NAME) STATE PPID …"; a name may hold anything.
+// exiting is the kernel's PF_EXITING: set before a process closes its files, so
+// that one whose output has ended is not taken for one that lives.
+const exiting = 0x4
+
+// parseStat reads "PID (NAME) STATE PPID PGRP SESSION TTY TPGID FLAGS …"; a name
+// may hold anything.
 func parseStat(pid int, b []byte) (process, bool) {
 	i := bytes.LastIndexByte(b, ')')
 	if i < 0 {
 		return process{}, false
 	}
 	f := bytes.Fields(b[i+1:])
-	if len(f) < 2 {
+	if len(f) < 7 {
 		return process{}, false
 	}
 	parent, err := strconv.Atoi(string(f[1]))
 	if err != nil {
 		return process{}, false
 	}
-	return process{pid: pid, parent: parent, zombie: f[0][0] == 'Z' || f[0][0] == 'X'}, true
+	flags, err := strconv.ParseUint(string(f[6]), 10, 64)
+	if err != nil {
+		return process{}, false
+	}
+	return process{pid: pid, parent: parent, dead: f[0][0] == 'Z' || f[0][0] == 'X' || flags&exiting != 0}, true
 }
 
 // below returns what descends from a process, without the dead.
@@ -84,7 +93,7 @@ func below(root int, all []process) []int {
 				continue
 			}
 			next = append(next, p.pid)
-			if !p.zombie {
+			if !p.dead {
 				found = append(found, p.pid)
 			}
 		}
