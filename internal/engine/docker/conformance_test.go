@@ -116,8 +116,12 @@ func (l *lab) foreign(t *testing.T, name string) func() bool {
 	}
 	t.Cleanup(func() {
 		clean := context.WithoutCancel(ctx)
-		l.cli.ContainerRemove(clean, made.ID, container.RemoveOptions{Force: true})
-		l.cli.VolumeRemove(clean, workspaceOf(name), false)
+		if err := l.cli.ContainerRemove(clean, made.ID, container.RemoveOptions{Force: true}); err != nil && !absent(err) {
+			t.Error(err)
+		}
+		if err := l.cli.VolumeRemove(clean, workspaceOf(name), false); err != nil && !absent(err) {
+			t.Error(err)
+		}
 	})
 	if err := l.cli.ContainerStart(ctx, made.ID, container.StartOptions{}); err != nil {
 		t.Fatal(err)

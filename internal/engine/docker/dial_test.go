@@ -2,14 +2,12 @@ package docker
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"testing"
 	"time"
 
 	"github.com/docker/docker/api/types/container"
-	"github.com/docker/docker/api/types/image"
 
 	"sandkeeper/internal/control"
 )
@@ -21,8 +19,7 @@ func (l *lab) muteImage(t *testing.T) string {
 	if err := l.importImage(t.Context(), ref, "ENV SANDKEEPER_TEST_MUTE=1"); err != nil {
 		t.Fatal(err)
 	}
-	clean := context.WithoutCancel(t.Context())
-	t.Cleanup(func() { l.cli.ImageRemove(clean, ref, image.RemoveOptions{Force: true}) })
+	t.Cleanup(func() { l.removeImage(ref) })
 	return ref
 }
 

@@ -55,7 +55,7 @@ func newFake(t *testing.T) *fake {
 	f.HandleFunc("GET /info", func(w http.ResponseWriter, _ *http.Request) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		json.NewEncoder(w).Encode(f.info)
+		answer(w, f.info)
 	})
 	return f
 }
@@ -72,7 +72,11 @@ func (f *fake) listen(t *testing.T) {
 		f.ServeHTTP(w, r)
 	})}
 	var wg sync.WaitGroup
-	wg.Go(func() { server.Serve(l) })
+	wg.Go(func() {
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			t.Errorf("serve: %v", err)
+		}
+	})
 	t.Cleanup(func() {
 		server.Close()
 		wg.Wait()
@@ -100,13 +104,19 @@ func (f *fake) engine(t *testing.T, change func(*Options)) *Engine {
 
 func refuse(w http.ResponseWriter, status int, words string) {
 	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(map[string]string{"message": words})
+	answer(w, map[string]string{"message": words})
+}
+
+func answer(w io.Writer, v any) {
+	if err := json.NewEncoder(w).Encode(v); err != nil {
+		panic(http.ErrAbortHandler) // the client is gone
+	}
 }
 
 // images has the fake know every image, and no volume.
 func (f *fake) images() {
 	f.HandleFunc("GET /images/{name}/json", func(w http.ResponseWriter, r *http.Request) {
-		io.WriteString(w, `{"Id":"sha256:1","Config":{"User":"user"}}`)
+		fmt.Fprint(w, `{"Id":"sha256:1","Config":{"User":"user"}}`)
 	})
 	f.HandleFunc("GET /volumes/{name}", func(w http.ResponseWriter, r *http.Request) { refuse(w, 404, "no such volume") })
 }
@@ -128,7 +138,7 @@ func (f *fake) creating(check func(createBody) (words string)) {
 			return
 		}
 		w.WriteHeader(http.StatusCreated)
-		io.WriteString(w, `{"Id":"c1","Warnings":["a warning"]}`)
+		fmt.Fprint(w, `{"Id":"c1","Warnings":["a warning"]}`)
 	})
 }
 
@@ -429,7 +439,7 @@ func TestRemovalInProgressIsWaitedFor(t *testing.T) {
 	})
 	f.HandleFunc("POST /containers/{id}/wait", func(w http.ResponseWriter, r *http.Request) {
 		waited <- r.URL.Query().Get("condition")
-		io.WriteString(w, `{"StatusCode":0}`)
+		fmt.Fprint(w, `{"StatusCode":0}`)
 	})
 	f.listen(t)
 	e := f.engine(t, nil)

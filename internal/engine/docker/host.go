@@ -74,7 +74,7 @@ func Configured(s Surroundings) (bool, string) {
 func Discover(s Surroundings) (Host, error) {
 	if address := s.Getenv("DOCKER_HOST"); address != "" {
 		host := Host{Why: "DOCKER_HOST", TLS: s.environmentTLS()}
-		return host.at(address, s)
+		return host.at(address)
 	}
 	if name := s.Getenv("DOCKER_CONTEXT"); name != "" {
 		return s.context(name, "DOCKER_CONTEXT")
@@ -87,7 +87,7 @@ func Discover(s Surroundings) (Host, error) {
 }
 
 // at completes a host with its address.
-func (h Host) at(address string, s Surroundings) (Host, error) {
+func (h Host) at(address string) (Host, error) {
 	scheme, rest, ok := strings.Cut(address, "://")
 	if !ok {
 		scheme, rest = "tcp", address
@@ -209,5 +209,5 @@ func (s Surroundings) context(name, namedBy string) (Host, error) {
 	if *tls != (TLS{}) {
 		host.TLS = tls
 	}
-	return host.at(endpoint.Host, s)
+	return host.at(endpoint.Host)
 }

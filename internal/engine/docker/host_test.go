@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"io/fs"
+	"maps"
 	"strings"
 	"testing"
 )
@@ -39,9 +40,10 @@ func metaPath(dir, name string) string {
 	return dir + "/contexts/meta/" + hex.EncodeToString(sum[:]) + "/meta.json"
 }
 
-func tlsDir(dir, name string) string {
-	sum := sha256.Sum256([]byte(name))
-	return dir + "/contexts/tls/" + hex.EncodeToString(sum[:]) + "/docker"
+// tlsOfC is where the certificates of the context c are.
+func tlsOfC() string {
+	sum := sha256.Sum256([]byte("c"))
+	return "/home/u/.docker/contexts/tls/" + hex.EncodeToString(sum[:]) + "/docker"
 }
 
 func TestDiscoverAsTheDockerCommandDoes(t *testing.T) {
@@ -92,12 +94,12 @@ func TestDiscoverAsTheDockerCommandDoes(t *testing.T) {
 		{name: "a context's certificates",
 			env: map[string]string{"DOCKER_CONTEXT": "c"},
 			files: map[string]string{
-				metaPath(home+"/.docker", "c"):             context("tcp://c"),
-				tlsDir(home+"/.docker", "c") + "/ca.pem":   "pem",
-				tlsDir(home+"/.docker", "c") + "/cert.pem": "pem",
-				tlsDir(home+"/.docker", "c") + "/key.pem":  "pem",
+				metaPath(home+"/.docker", "c"): context("tcp://c"),
+				tlsOfC() + "/ca.pem":           "pem",
+				tlsOfC() + "/cert.pem":         "pem",
+				tlsOfC() + "/key.pem":          "pem",
 			}, want: "tcp://c:2376",
-			tls: &TLS{CA: tlsDir(home+"/.docker", "c") + "/ca.pem", Cert: tlsDir(home+"/.docker", "c") + "/cert.pem", Key: tlsDir(home+"/.docker", "c") + "/key.pem"}},
+			tls: &TLS{CA: tlsOfC() + "/ca.pem", Cert: tlsOfC() + "/cert.pem", Key: tlsOfC() + "/key.pem"}},
 		{name: "certificates by variables",
 			env:   map[string]string{"DOCKER_HOST": "tcp://h", "DOCKER_TLS_VERIFY": "1", "DOCKER_CERT_PATH": "/certs"},
 			files: map[string]string{"/certs/ca.pem": "pem"}, want: "tcp://h:2376", tls: &TLS{CA: "/certs/ca.pem"}},
@@ -123,9 +125,7 @@ func TestDiscoverAsTheDockerCommandDoes(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			env := map[string]string{"HOME": home}
-			for k, v := range test.env {
-				env[k] = v
-			}
+			maps.Copy(env, test.env)
 			s := surroundings(env, test.files)
 			host, err := Discover(s)
 			if test.err != "" {

@@ -40,7 +40,7 @@ var openLab = sync.OnceValues(newLab)
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if l, err := openLab(); err == nil {
-		l.cli.ImageRemove(context.Background(), testImage, image.RemoveOptions{Force: true})
+		l.removeImage(testImage)
 		os.RemoveAll(l.dir)
 	}
 	os.Exit(code)
@@ -150,6 +150,14 @@ func (l *lab) importImage(ctx context.Context, ref string, changes ...string) er
 	}
 	defer said.Close()
 	return drainProgress(said)
+}
+
+func (l *lab) removeImage(ref string) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if _, err := l.cli.ImageRemove(ctx, ref, image.RemoveOptions{Force: true}); err != nil {
+		fmt.Fprintf(os.Stderr, "image %s is left: %v\n", ref, err)
+	}
 }
 
 // options are those of an engine with an instance of its own, whose leftovers

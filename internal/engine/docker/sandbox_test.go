@@ -1,7 +1,6 @@
 package docker
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -10,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/docker/docker/api/types/filters"
-	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/volume"
 
 	"sandkeeper/internal/control"
@@ -259,8 +257,7 @@ func TestImageHasNoSayInWhatRuns(t *testing.T) {
 		"VOLUME /data", "ENV FLAVOUR=plain", "HEALTHCHECK CMD /bin/false"); err != nil {
 		t.Fatal(err)
 	}
-	clean := context.WithoutCancel(t.Context())
-	t.Cleanup(func() { l.cli.ImageRemove(clean, ref, image.RemoveOptions{Force: true}) })
+	t.Cleanup(func() { l.removeImage(ref) })
 	opts := l.options(t)
 	spec := sandboxSpec(opts, ref)
 	spec.Workdir = "/workspace/deep"

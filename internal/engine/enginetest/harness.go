@@ -144,9 +144,11 @@ func (s *suite) watch(since time.Time) <-chan control.EngineEvent {
 	ctx, cancel := context.WithCancel(s.ctx)
 	events := make(chan control.EngineEvent, 100)
 	ready := make(chan struct{})
-	done := make(chan error, 1)
+	done := make(chan struct{})
+	var ended error // read once done is closed
 	go func() {
-		done <- s.Engine.Watch(ctx, since, func() { close(ready) }, func(ev control.EngineEvent) { events <- ev })
+		defer close(done)
+		ended = s.Engine.Watch(ctx, since, func() { close(ready) }, func(ev control.EngineEvent) { events <- ev })
 	}()
 	s.Cleanup(func() {
 		cancel()
@@ -154,9 +156,8 @@ func (s *suite) watch(since time.Time) <-chan control.EngineEvent {
 	})
 	select {
 	case <-ready:
-	case err := <-done:
-		done <- err
-		s.Fatalf("watch: %v", err)
+	case <-done:
+		s.Fatalf("watch: %v", ended)
 	case <-s.ctx.Done():
 		s.Fatal("watch: the stream does not stand")
 	}
