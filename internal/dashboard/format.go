@@ -27,12 +27,12 @@ func span(d time.Duration) string {
 }
 
 // left says how much is left of a countdown, exactly while that matters:
-// "0:09", "3:42", "5 h 12 min", "6 d 23 h"; "now" once it has passed.
+// "0:09", "3:42", "5 h 12 min", "6 d 23 h"; "0:00" once it has passed.
 func left(d time.Duration) string {
 	s := int64((d + time.Second - 1) / time.Second) // a countdown shows 0:01 until its end
 	switch {
 	case d <= 0:
-		return "now"
+		return "0:00"
 	case s < 3600:
 		return fmt.Sprintf("%d:%02d", s/60, s%60)
 	case s < 48*3600:

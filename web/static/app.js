@@ -33,7 +33,7 @@
   }
 
   function left(ms) {
-    if (ms <= 0) return 'now';
+    if (ms <= 0) return '0:00';
     const s = Math.ceil(ms / 1000);
     if (s < 3600) return `${Math.floor(s / 60)}:${pad(s % 60)}`;
     if (s < 48 * 3600) return `${Math.floor(s / 3600)} h ${pad(Math.floor(s / 60) % 60)} min`;
