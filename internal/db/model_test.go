@@ -87,6 +87,7 @@ func TestAStoreIsItsModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		files++
 		s := openAt(t, filepath.Join(dir, fmt.Sprint(files)), Options{})
+		s.bolt.NoSync = true // what a crash leaves is another test's
 		defer func() { shut(t, s) }()
 		m := controltest.NewMemoryStore()
 		var told, want []control.Event
@@ -129,6 +130,7 @@ func TestAStoreIsItsModel(t *testing.T) {
 			"reopen": func(rt *rapid.T) {
 				shut(t, s)
 				s = openAt(t, s.path, Options{})
+				s.bolt.NoSync = true
 				s.Publish(publish)
 			},
 			"": func(rt *rapid.T) {
