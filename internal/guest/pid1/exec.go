@@ -100,10 +100,13 @@ func (e *execution) supervise(status int) {
 				empty = true
 			case keeper.Lost:
 				e.run.keepers.killOrphans()
-				if e.pid == 0 {
+				switch {
+				case exited:
+				case e.pid == 0: // it did not live to start the command
+					e.output.err.Write([]byte("sandkeeper: cannot start: the sandbox has no room for another process\n"))
+					status, exited = exitNoExec, true
 					close(e.started)
-				}
-				if !exited {
+				default:
 					wait, exited = unix.WaitStatus(unix.SIGKILL), true
 				}
 				empty = true
