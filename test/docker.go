@@ -4,12 +4,15 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +22,7 @@ import (
 // Docker is the engine that the tests use, by the docker command: DOCKER_HOST
 // or the default socket.
 type Docker struct {
+	Host  string // "" for the one that the docker command finds by itself
 	Image string // a busybox with its applets, made for this test process
 }
 
@@ -32,7 +36,7 @@ func OpenDocker(t testing.TB) Docker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Docker{image}
+	return Docker{Image: image}
 }
 
 // engineMissing says why no engine can be used, once for each test process.
@@ -74,17 +78,12 @@ var imageName = fmt.Sprintf("sandkeeper-test:%d", os.Getpid())
 
 // importImage makes the image, once for each test process.
 var importImage = sync.OnceValues(func() (string, error) {
-	root, err := rootFS()
+	f, err := busyboxFiles()
 	if err != nil {
 		return "", err
 	}
 	imported = true
-	cmd := exec.Command("docker", "import", "--change", `ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin`, "-", imageName)
-	cmd.Stdin = root
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("import the image: %w: %s", err, out)
-	}
-	return imageName, nil
+	return imageName, Docker{}.importFiles(imageName, f)
 })
 
 var imported bool
@@ -99,8 +98,12 @@ func removeImage() error {
 	return nil
 }
 
-// rootFS is a root file system as a tar: busybox, a link for each applet, and users.
-func rootFS() (io.Reader, error) {
+// Files are what an image is made of: directories end with a slash and have no
+// body; a body that begins with "-> " is a symbolic link.
+type Files map[string]string
+
+// busyboxFiles is a small system: busybox, a link for each applet, and users.
+func busyboxFiles() (Files, error) {
 	path, err := busybox()
 	if err != nil {
 		return nil, err
@@ -113,39 +116,94 @@ func rootFS() (io.Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("busybox --list: %w", err)
 	}
-	var buf bytes.Buffer
-	tw := tar.NewWriter(&buf)
-	add := func(h tar.Header, body string) {
-		if err != nil {
-			return
-		}
-		h.Size = int64(len(body))
-		if err = tw.WriteHeader(&h); err == nil {
-			_, err = io.WriteString(tw, body)
-		}
+	files := Files{
+		"etc/": "", "root/": "", "home/": "", "usr/bin/": "", "var/": "", "tmp/": "",
+		"etc/passwd":  "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home:/bin/sh\n",
+		"etc/group":   "root:x:0:\nuser:x:1000:\n",
+		"bin/busybox": string(bin),
 	}
-	for _, dir := range []string{"bin/", "etc/", "root/", "home/", "usr/", "usr/bin/", "var/"} {
-		add(tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755}, "")
-	}
-	add(tar.Header{Typeflag: tar.TypeDir, Name: "tmp/", Mode: 0o1777}, "")
-	add(tar.Header{Typeflag: tar.TypeReg, Name: "etc/passwd", Mode: 0o644}, "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home:/bin/sh\n")
-	add(tar.Header{Typeflag: tar.TypeReg, Name: "etc/group", Mode: 0o644}, "root:x:0:\nuser:x:1000:\n")
-	add(tar.Header{Typeflag: tar.TypeReg, Name: "bin/busybox", Mode: 0o755}, string(bin))
 	for applet := range strings.FieldsSeq(string(applets)) {
 		if applet != "busybox" {
-			add(tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + applet, Linkname: "busybox", Mode: 0o777}, "")
+			files["bin/"+applet] = "-> busybox"
 		}
 	}
-	if err == nil {
-		err = tw.Close()
+	return files, nil
+}
+
+// tar writes the files as docker import reads them.
+func (f Files) tar() (io.Reader, error) {
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	for _, name := range slices.Sorted(maps.Keys(f)) {
+		body := f[name]
+		h := tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: int64(len(body))}
+		target, link := strings.CutPrefix(body, "-> ")
+		switch {
+		case strings.HasSuffix(name, "/"):
+			h.Typeflag = tar.TypeDir
+			if name == "tmp/" {
+				h.Mode = 0o1777
+			}
+		case link:
+			h.Typeflag, h.Linkname, h.Size, body = tar.TypeSymlink, target, 0, ""
+		case strings.HasPrefix(name, "etc/"):
+			h.Mode = 0o644
+		}
+		if err := tw.WriteHeader(&h); err != nil {
+			return nil, err
+		}
+		if _, err := io.WriteString(tw, body); err != nil {
+			return nil, err
+		}
 	}
-	return &buf, err
+	return &buf, tw.Close()
+}
+
+// importFiles makes an image of files, with changes as of docker import --change.
+func (d Docker) importFiles(name string, f Files, changes ...string) error {
+	root, err := f.tar()
+	if err != nil {
+		return err
+	}
+	args := []string{"import"}
+	for _, c := range append([]string{"ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, changes...) {
+		args = append(args, "--change", c)
+	}
+	cmd := exec.Command("docker", append(args, "-", name)...)
+	cmd.Env, cmd.Stdin = environ(d.Host), root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("import the image: %w: %s", err, out)
+	}
+	return nil
+}
+
+// Import makes an image of files, which goes at the end of the test.
+func (d Docker) Import(t testing.TB, f Files, changes ...string) (image string) {
+	t.Helper()
+	image = "sandkeeper-test:" + strings.ToLower(rand.Text()[:10])
+	if err := d.importFiles(image, f, changes...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Run(t, "image", "rm", "--force", image) })
+	return image
+}
+
+// Busybox returns the files of the tests' own image, to be changed.
+func Busybox(t testing.TB) Files {
+	t.Helper()
+	f, err := busyboxFiles()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
 }
 
 // Run runs a docker command and returns what it printed.
-func (Docker) Run(t testing.TB, args ...string) string {
+func (d Docker) Run(t testing.TB, args ...string) string {
 	t.Helper()
-	out, err := exec.Command("docker", args...).Output()
+	cmd := exec.Command("docker", args...)
+	cmd.Env = environ(d.Host)
+	out, err := cmd.Output()
 	if err != nil {
 		stderr := ""
 		if e, ok := errors.AsType[*exec.ExitError](err); ok {

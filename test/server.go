@@ -36,6 +36,7 @@ type Server struct {
 	PID        int
 
 	args   []string // beyond those that each server has
+	engine string   // the server's DOCKER_HOST; "" for the tests' own
 	events *Events
 	cmd    *exec.Cmd
 	ended  chan struct{} // closed once the process has ended, and was waited for
@@ -46,10 +47,41 @@ type Server struct {
 // is stopped, what is left of it on the engine is pruned, and that nothing remains is verified.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
+	s := prepare(t, OpenDocker(t), args)
+	s.launch(t)
+	return s
+}
+
+// StartBehind starts a server that reaches the engine through a proxy.
+func StartBehind(t testing.TB, p *EngineProxy, args ...string) *Server {
+	t.Helper()
+	s := prepare(t, OpenDocker(t), args)
+	s.engine = p.Host
+	s.launch(t)
+	return s
+}
+
+// StartOn starts a server on an engine of its own.
+func StartOn(t testing.TB, d Docker, args ...string) *Server {
+	t.Helper()
+	s := prepare(t, d, args)
+	s.engine = d.Host
+	s.launch(t)
+	return s
+}
+
+// Prepare readies a server without starting one, for what the binary says before it serves.
+func Prepare(t testing.TB) *Server {
+	t.Helper()
+	return prepare(t, OpenDocker(t), nil)
+}
+
+func prepare(t testing.TB, d Docker, args []string) *Server {
+	t.Helper()
 	s := &Server{
 		Instance: "test-" + strings.ToLower(rand.Text()[:10]),
 		DataDir:  filepath.Join(t.TempDir(), "data"),
-		Docker:   OpenDocker(t),
+		Docker:   d,
 		args:     args,
 	}
 	var err error
@@ -58,7 +90,6 @@ func Start(t testing.TB, args ...string) *Server {
 	}
 	s.events = newEvents(t)
 	t.Cleanup(func() { s.cleanUp(t) })
-	s.launch(t)
 	return s
 }
 
@@ -67,9 +98,7 @@ func (s *Server) launch(t testing.TB) {
 	args := append([]string{"serve", "--listen", "127.0.0.1:0", "--data-dir", s.DataDir, "--engine", "docker",
 		"--instance", s.Instance, "--image", s.Docker.Image, "--log-level", "debug"}, s.args...)
 	cmd := exec.Command(Binary(t), args...)
-	// Settings of whoever runs the tests are not the server's.
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "SANDKEEPER_") })
-	cmd.Env = append(cmd.Env, "GORACE=halt_on_error=1")
+	cmd.Env = append(environ(s.engine), "GORACE=halt_on_error=1")
 	cmd.Stderr = s.log
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
@@ -100,14 +129,26 @@ func (s *Server) launch(t testing.TB) {
 	s.events.follow(s)
 }
 
+// environ is the environment of a process of ours. Settings of whoever runs
+// the tests are not the server's. engine is its DOCKER_HOST, "" for the tests' own.
+func environ(engine string) []string {
+	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		return strings.HasPrefix(kv, "SANDKEEPER_") || engine != "" && strings.HasPrefix(kv, "DOCKER_")
+	})
+	if engine != "" {
+		env = append(env, "DOCKER_HOST="+engine)
+	}
+	return env
+}
+
 // Kill ends the process as kill -9 does.
 func (s *Server) Kill(t testing.TB) {
 	t.Helper()
+	s.events.unfollow()
 	if err := s.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	<-s.ended
-	s.events.unfollow()
 }
 
 // Stop ends the process gracefully.
@@ -153,14 +194,53 @@ func (s *Server) Restart(t testing.TB) {
 // CLI runs another command of the binary on the server's data and returns what it printed.
 func (s *Server) CLI(t testing.TB, args ...string) string {
 	t.Helper()
-	cmd := exec.Command(Binary(t), append(args, "--data-dir", s.DataDir)...)
+	out, err := s.cli(t, args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// TryCLI is CLI for a command that may fail: the error has what it said.
+func (s *Server) TryCLI(t testing.TB, args ...string) error {
+	t.Helper()
+	_, err := s.cli(t, args)
+	return err
+}
+
+func (s *Server) cli(t testing.TB, args []string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, Binary(t), append(args, "--data-dir", s.DataDir)...)
+	cmd.Env = environ(s.Docker.Host)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("sandkeeper %s: %v: %s", strings.Join(args, " "), err, &stderr)
+		return "", fmt.Errorf("sandkeeper %s: %w: %s", strings.Join(args, " "), err, &stderr)
 	}
-	return strings.TrimSpace(string(out))
+	return strings.TrimSpace(string(out)), nil
+}
+
+// Status makes a call with another token ("" for none) and returns the answer's status alone.
+func (s *Server) Status(t testing.TB, method, path, token string) int {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, s.URL+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	return res.StatusCode
 }
 
 // Token reads the token that the first start made for "agent" or "operator".
@@ -215,7 +295,7 @@ func (s *Server) Do(t testing.TB, method, path string, in any) (status int, body
 	return res.StatusCode, body
 }
 
-// get reads a call's answer, which must be 200, into out.
+// call reads a call's answer, which must be 200, into out.
 func (s *Server) call(t testing.TB, method, path string, in, out any) {
 	t.Helper()
 	status, body := s.Do(t, method, path, in)
@@ -225,6 +305,12 @@ func (s *Server) call(t testing.TB, method, path string, in, out any) {
 	if err := json.Unmarshal(body, out); err != nil {
 		t.Fatalf("%s %s: %v: %s", method, path, err, body)
 	}
+}
+
+// Get reads a path of the operator API, which must answer 200, into out.
+func (s *Server) Get(t testing.TB, path string, out any) {
+	t.Helper()
+	s.call(t, http.MethodGet, path, nil, out)
 }
 
 // Env reads one environment as operators see it.
@@ -243,6 +329,17 @@ func (s *Server) Envs(t testing.TB) []control.View {
 	return page.Envs
 }
 
+// EnvOf finds the one environment of a task that is not removed.
+func (s *Server) EnvOf(t testing.TB, task string) control.View {
+	t.Helper()
+	var page struct{ Envs []control.View }
+	s.Get(t, "/api/v1/envs?task="+url.QueryEscape(task), &page)
+	if len(page.Envs) != 1 {
+		t.Fatalf("the task %q has %d environments", task, len(page.Envs))
+	}
+	return page.Envs[0]
+}
+
 // Act does what a button does: "pin", "unpin", "touch", "stop" or "kill". in may be nil.
 func (s *Server) Act(t testing.TB, id, action string, in any) control.View {
 	t.Helper()
@@ -255,6 +352,15 @@ func (s *Server) Act(t testing.TB, id, action string, in any) control.View {
 func (s *Server) Container(t testing.TB, env string) (c Container, ok bool) {
 	t.Helper()
 	return s.Docker.Container(t, s.Instance, env)
+}
+
+// ForgetEvents says that the server's log begins anew: its database was lost.
+func (s *Server) ForgetEvents(t testing.TB) {
+	t.Helper()
+	if s.Running() {
+		t.Fatal("the server runs, and would go on with its events")
+	}
+	s.events = newEvents(t)
 }
 
 // Events are the server's events since its first start, across restarts.
