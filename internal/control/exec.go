@@ -465,9 +465,8 @@ func (x *tx) loseExecs(e *env, tomb *Tombstone) func() {
 		}
 	}
 	for _, ex := range lost {
-		if ex.state == execRunning {
-			x.turnActivity() // an end is an end
-			break
+		if t := x.task(); ex.state == execRunning && t.Open && !t.Lapsed {
+			t.Active = x.now // an end is an end
 		}
 	}
 	for _, rec := range e.unended {

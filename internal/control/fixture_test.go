@@ -16,11 +16,20 @@ import (
 	"sandkeeper/internal/control/controltest"
 )
 
+// tester is what a fixture needs of a *testing.T, or of a *rapid.T.
+type tester interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+	Errorf(format string, args ...any)
+	Context() context.Context
+}
+
 // A fixture is a plane on fakes, in a bubble of fake time, with one agent
 // connected. Its verbs fail the test where the plane refuses; those that begin
 // with try return the error.
 type fixture struct {
-	*testing.T
+	tester
 	o      control.Options
 	engine *controltest.Engine
 	guests *controltest.Guests
@@ -33,6 +42,7 @@ type fixture struct {
 	sink   *sink
 	seen   uint64 // the last event that a told looked at
 	wall   time.Duration
+	watch  func(*control.Batch) error // asked before each commit
 }
 
 // rule runs a test in a bubble. Options are changed before the plane opens.
@@ -47,9 +57,9 @@ func rule(t *testing.T, name string, test func(f *fixture), change ...func(o *co
 	})
 }
 
-func newFixture(t *testing.T, change ...func(o *control.Options)) *fixture {
+func newFixture(t tester, change ...func(o *control.Options)) *fixture {
 	e := controltest.NewEngine()
-	f := &fixture{T: t, engine: e, guests: controltest.NewGuests(e), store: controltest.NewMemoryStore()}
+	f := &fixture{tester: t, engine: e, guests: controltest.NewGuests(e), store: controltest.NewMemoryStore()}
 	info, _ := e.Info(t.Context())
 	f.o = control.Options{
 		Instance: "test", Engine: e, Guests: f.guests, EngineInfo: info, Image: "debian", Limits: control.Limits{CPUs: 1, MemoryMB: 512},
@@ -70,6 +80,9 @@ func (f *fixture) open() {
 	f.Helper()
 	f.alarms = controltest.NewAlarms()
 	f.o.Store, f.o.Alarms = f.store, f.alarms
+	if f.watch != nil {
+		f.store.OnCommit(f.watch)
+	}
 	p, err := control.Open(f.Context(), f.o)
 	f.must(err)
 	f.plane = p

@@ -75,6 +75,14 @@ func TestAPin(t *testing.T) {
 		f.crash(2 * time.Hour)
 		f.told("server.started by server", "env.unpinned by server")
 	})
+	rule(t, "on a failed one leaves it its 10 min in full", func(f *fixture) {
+		id := f.bring(control.Failed, true)
+		f.pin(id, time.Hour)
+		f.mark()
+		f.advance(time.Hour)
+		f.told("turn.lapsed by server", "env.unpinned by server")
+		f.dueIn(id, 10*time.Minute)
+	})
 	rule(t, "is replaced by a later one", func(f *fixture) {
 		id := f.idle("t")
 		f.pin(id, time.Hour)

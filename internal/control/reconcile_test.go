@@ -42,6 +42,14 @@ func TestASandboxThatDied(t *testing.T) {
 			check(f, id)
 		})
 	}
+	rule(t, "one whose guest was not asked yet has its retention all the same", func(f *fixture) {
+		id := f.acquire("t", persistent).Env.ID
+		f.crash(time.Second)
+		f.die(id, 1, false)
+		f.dueIn(id, 7*24*time.Hour)
+		f.advance(7 * 24 * time.Hour)
+		f.inState(id, control.Removed)
+	})
 	rule(t, "the tombstone of an ephemeral one has its exit code", func(f *fixture) {
 		id := f.acquire("t").Env.ID
 		f.die(id, 137, true)

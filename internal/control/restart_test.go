@@ -108,6 +108,18 @@ func TestAfterARestart(t *testing.T) {
 		f.held(id)
 		f.dueIn(id, 5*time.Minute)
 	})
+	rule(t, "no turn lapses before that, either", func(f *fixture) {
+		id := f.acquire("t", persistent).Env.ID
+		f.runLater("t", "make", timeout(10*time.Hour))
+		f.advance(5 * time.Hour)
+		f.mark()
+		f.crash(time.Second)
+		f.agent, f.sink, _ = f.resume(f.agent.ID())
+		f.advance(time.Second)
+		f.reconcile()
+		f.told("server.started by server", "agent.resumed")
+		f.held(id, control.HoldTurn, control.HoldExec)
+	})
 	rule(t, "a guest that does not answer is asked for a minute", func(f *fixture) {
 		id := f.idle("t", lifetime(10*time.Second))
 		f.guests.Inject(controltest.Fault{Call: "Execs", Err: control.ErrGuestUnreachable})

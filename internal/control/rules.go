@@ -60,7 +60,7 @@ func (p *Plane) judge(e *Env, held bool, now time.Time, ran time.Duration) verdi
 			}
 		}
 	case Failed:
-		v.at, v.rule = e.FailedAt.Add(p.o.FailedAfter), "failed"
+		v.at, v.rule = latest(e.FailedAt, e.UnpinnedAt).Add(p.o.FailedAfter), "failed"
 		v.reason = "failed for " + seconds(p.o.FailedAfter)
 	case Dormant:
 		if !e.Persistent { // left between two steps of a recreation

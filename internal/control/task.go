@@ -195,9 +195,10 @@ func (t *task) presence(turn *TaskRecord, now time.Time) (present bool, until ti
 	return present, earliest(until, lapse)
 }
 
-// lapseAt is when max_turn drops the turn's hold: zero while an exec runs.
+// lapseAt is when max_turn drops the turn's hold: zero while an exec runs, or
+// it is not known yet whether one does.
 func (t *task) lapseAt(turn *TaskRecord) time.Time {
-	if !turn.Open || turn.Lapsed || t.p.o.MaxTurn <= 0 {
+	if !turn.Open || turn.Lapsed || t.p.o.MaxTurn <= 0 || t.unknown() {
 		return time.Time{}
 	}
 	for _, e := range t.envs {
@@ -406,7 +407,7 @@ func (e *env) nextLook(now time.Time) time.Time {
 		return latest(r.Teardown.NextAt, now)
 	}
 	at := r.Deadline
-	if e.unknown() {
+	if r.State == Ready && e.unknown() {
 		at = time.Time{} // the answer arms it
 	}
 	if r.State == Ready && !at.IsZero() && e.told != at {

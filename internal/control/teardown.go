@@ -234,7 +234,9 @@ func (p *Plane) dueEnv(ctx context.Context, id string) (teardown bool) {
 		x.unpin(e, ActorServer, "its pin's time has passed")
 	}
 	c := x.env(e)
-	if c.State == r.State { // the turn's end may have decided already
+	// A pin that went just now leaves a countdown that is to be seen first, and
+	// the turn's end may have decided already.
+	if c.State == r.State && (c.Pin == nil) == (r.Pin == nil) {
 		turn := &e.t.rec
 		if x.turn != nil {
 			turn = x.turn

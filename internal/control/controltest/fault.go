@@ -47,6 +47,13 @@ func (f *Faults) Inject(fault Fault) (remove func()) {
 	}
 }
 
+// Clear removes every fault. Calls that hang go on hanging.
+func (f *Faults) Clear() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.faults = nil
+}
+
 // Calls lists the calls of a method that were made, finished or not; "" lists all.
 func (f *Faults) Calls(method string) []Call {
 	f.mu.Lock()
