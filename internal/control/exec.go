@@ -260,14 +260,7 @@ func (e *env) bind(ctx context.Context, x *exec) error {
 	tx := e.t.begin()
 	x.generation, x.state, x.startedAt = rec.Generation, execRunning, tx.now
 	x.start.Workdir = rec.Applied.Workdir
-	vars := make(map[string]string, len(rec.Applied.Variables)+len(x.start.Variables))
-	for k, v := range rec.Applied.Variables {
-		vars[k] = v
-	}
-	for k, v := range x.start.Variables {
-		vars[k] = v
-	}
-	x.start.Variables = vars
+	x.start.Env = rec.Applied.Variables
 	if x.id != "" {
 		tx.must = true // before the command starts
 		tx.batch.Execs = append(tx.batch.Execs, x.record())

@@ -287,7 +287,8 @@ func TestACommandAndItsEnvironment(t *testing.T) {
 		})
 		f.run("t", "true", func(r *control.RunRequest) { r.Variables = map[string]string{"B": "2"} })
 		s := f.guests.Starts()[0]
-		f.equal("the variables", s.Variables, map[string]string{"A": "1", "B": "2"})
+		f.equal("the environment's variables", s.Env, map[string]string{"A": "1", "B": "1"})
+		f.equal("the call's variables", s.Variables, map[string]string{"B": "2"})
 		f.equal("the workdir", s.Workdir, "/srv")
 		f.equal("the timeout", s.Timeout, 180*time.Second)
 	})

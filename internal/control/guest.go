@@ -55,7 +55,8 @@ type ExecStart struct {
 	Argv       []string          // a program and its arguments; shell state is left alone
 	Cwd        string            // "": the carried directory for Shell, the workdir for Argv
 	Workdir    string            // the environment's workdir
-	Variables  map[string]string // the environment's variables, overlaid by those of the call
+	Env        map[string]string // the environment's variables; what shell commands export lies over them
+	Variables  map[string]string // this call's own, over all
 	Stdin      []byte            // what it reads, then end of file
 	Timeout    time.Duration     // 0: none; then TERM, 2 s, KILL to the whole tree
 	Background bool

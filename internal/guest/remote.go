@@ -119,7 +119,7 @@ func (r remote) Ping(ctx context.Context) error {
 func (r remote) Start(ctx context.Context, s control.ExecStart) (control.ExecStarted, error) {
 	resp, _, err := r.call(ctx, &wire.Request{Method: wire.MethodStart, Start: &wire.Start{
 		Exec: s.Exec, Shell: s.Shell, Argv: s.Argv, Cwd: s.Cwd, Workdir: s.Workdir,
-		Variables: s.Variables, Timeout: int64(s.Timeout), Background: s.Background,
+		Env: s.Env, Variables: s.Variables, Timeout: int64(s.Timeout), Background: s.Background,
 	}}, s.Stdin, 0)
 	if err != nil {
 		return control.ExecStarted{}, err

@@ -38,10 +38,13 @@ var shellSteps = []struct {
 		{text: `echo "$A $PWD"`, call: control.ExecStart{Variables: map[string]string{"A": "call", "N": "1"}, Cwd: "/etc"}, out: "call /etc\n"},
 		{text: `echo "$A $PWD ${N-none}"`, out: "mine /usr none\n"}}},
 	{"a change is laid over the environment's variable", []step{
-		{text: "export V=changed", call: control.ExecStart{Variables: map[string]string{"V": "env"}}},
-		{text: `echo $V`, call: control.ExecStart{Variables: map[string]string{"V": "env"}}, out: "changed\n"},
+		{text: "export V=changed", call: control.ExecStart{Env: map[string]string{"V": "env"}}},
+		{text: `echo $V`, call: control.ExecStart{Env: map[string]string{"V": "env"}}, out: "changed\n"},
 		{text: `echo $V`, call: control.ExecStart{Variables: map[string]string{"V": "call"}}, out: "call\n"},
-		{text: `echo $V`, call: control.ExecStart{Variables: map[string]string{"V": "env"}}, out: "changed\n"}}},
+		{text: `echo $V`, call: control.ExecStart{Env: map[string]string{"V": "env"}}, out: "changed\n"},
+		{text: "export C=own", call: control.ExecStart{Variables: map[string]string{"C": "call"}}},
+		{text: `echo $C`, call: control.ExecStart{Variables: map[string]string{"C": "call"}}, out: "call\n"},
+		{text: `echo $C`, out: "own\n"}}},
 	{"argv neither reads nor changes it", []step{
 		{text: "export A=1; cd /usr"},
 		{call: control.ExecStart{Argv: []string{"sh", "-c", `echo "${A-none} $PWD"; cd /etc; export A=2`}}, out: "none /workspace\n"},

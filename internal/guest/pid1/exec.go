@@ -62,9 +62,9 @@ type execution struct {
 
 // shellRun is what a shell command needs to commit its state.
 type shellRun struct {
-	from      *shellState
-	env, call map[string]string
-	file      *os.File
+	from *shellState
+	env  map[string]string
+	file *os.File
 }
 
 // supervise is the goroutine of one execution. status is what a start that
@@ -209,7 +209,7 @@ func (e *execution) finish(status int, wait unix.WaitStatus, empty bool) {
 				if pwd := exported["PWD"]; pwd != "" {
 					end.Cwd = pwd
 				}
-				e.run.shells.commit(s.from.next(e.dir, s.env, s.call, exported))
+				e.run.shells.commit(s.from.next(e.dir, s.env, exported))
 			}
 		}
 		s.file.Close()

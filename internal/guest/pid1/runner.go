@@ -123,8 +123,9 @@ func (r *runner) launch(e *execution, s *wire.Start, stdin []byte) error {
 		return err
 	}
 	env := maps.Clone(r.env)
+	maps.Copy(env, s.Env)
+	from.apply(env)
 	maps.Copy(env, s.Variables)
-	from.apply(env, s.Variables)
 	env["PWD"] = e.dir
 	if env["PATH"] == "" {
 		env["PATH"] = defaultPath
@@ -151,7 +152,7 @@ func (r *runner) launch(e *execution, s *wire.Start, stdin []byte) error {
 		}
 		text := s.Shell
 		if file := r.stateFile(s); file != nil {
-			e.shell = &shellRun{from: from, env: env, call: s.Variables, file: file}
+			e.shell = &shellRun{from: from, env: env, file: file}
 			c.Extra = sh.fd
 			text = sh.trap + text
 		}

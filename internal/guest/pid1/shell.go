@@ -62,10 +62,6 @@ type shellState struct {
 type carried struct {
 	value string
 	unset bool
-	// over is what the call that changed it was given for the variable, nil if
-	// nothing. A later call that gives the same still means the environment's
-	// own, which the change is over; one that gives another means that.
-	over *string
 }
 
 const maxShellState = 1 << 20 // bytes
@@ -91,12 +87,9 @@ func (s *shellStates) commit(st *shellState) {
 	s.last = st
 }
 
-// apply lays a state over an environment that a call's variables are part of.
-func (s *shellState) apply(env, call map[string]string) {
+// apply lays a state over an environment; a call's own variables come after it.
+func (s *shellState) apply(env map[string]string) {
 	for name, c := range s.vars {
-		if v, given := call[name]; given && (c.over == nil || *c.over != v) {
-			continue
-		}
 		if c.unset {
 			delete(env, name)
 		} else {
@@ -106,26 +99,21 @@ func (s *shellState) apply(env, call map[string]string) {
 }
 
 // next returns the state that a shell leaves which started from s in dir with
-// env, of which call were the call's variables, and ended with exported.
-func (s *shellState) next(dir string, env, call, exported map[string]string) *shellState {
+// env and ended with exported. What a call was given and left as it was counts
+// for that call alone.
+func (s *shellState) next(dir string, env, exported map[string]string) *shellState {
 	n := &shellState{cwd: s.cwd, vars: maps.Clone(s.vars)}
 	if n.vars == nil {
 		n.vars = make(map[string]carried)
 	}
-	set := func(name string, c carried) {
-		if v, given := call[name]; given {
-			c.over = &v
-		}
-		n.vars[name] = c
-	}
 	for name, v := range exported {
 		if was, had := env[name]; !shellsOwn(name) && (!had || was != v) {
-			set(name, carried{value: v})
+			n.vars[name] = carried{value: v}
 		}
 	}
 	for name := range env {
 		if _, has := exported[name]; !has && !shellsOwn(name) && identifier(name) {
-			set(name, carried{unset: true})
+			n.vars[name] = carried{unset: true}
 		}
 	}
 	if pwd := exported["PWD"]; filepath.IsAbs(pwd) && pwd != dir {

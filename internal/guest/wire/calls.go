@@ -58,6 +58,7 @@ type Start struct {
 	Argv       []string          `json:"argv,omitempty"`
 	Cwd        string            `json:"cwd,omitempty"`
 	Workdir    string            `json:"workdir,omitempty"`
+	Env        map[string]string `json:"env,omitempty"`
 	Variables  map[string]string `json:"vars,omitempty"`
 	Timeout    int64             `json:"timeout,omitempty"` // ns
 	Background bool              `json:"bg,omitempty"`
