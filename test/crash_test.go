@@ -1,11 +1,15 @@
 package test_test
 
 import (
+	"context"
+	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"sandkeeper/client"
 	"sandkeeper/internal/control"
 	"sandkeeper/test"
 )
@@ -86,6 +90,16 @@ func engineHas(t *testing.T, s *test.Server, want map[string]string) {
 	}
 }
 
+// eventsAre checks all that was told of an environment. What its agent knows
+// already may yet be on its way to us.
+func eventsAre(t *testing.T, s *test.Server, env string, want []control.EventKind) {
+	t.Helper()
+	test.Eventually(t, fmt.Sprintf("as much is told of it as %v", want), func() bool { return len(s.Events().Of(env)) >= len(want) })
+	if kinds := s.Events().Of(env); !slices.Equal(kinds, want) {
+		t.Errorf("its events are %v, not %v", kinds, want)
+	}
+}
+
 func TestCrashInTheMiddleOfACreate(t *testing.T) {
 	t.Parallel()
 	const create, start = "POST /containers/create", "POST /containers/*/start"
@@ -117,9 +131,7 @@ func TestCrashInTheMiddleOfACreate(t *testing.T) {
 			s.agent.Run(t, got.Env.ID, "echo hello > /workspace/hello")
 			engineHas(t, s.Server, map[string]string{begun.Env: "running"})
 			want := []control.EventKind{control.EnvStarting, control.EnvReady}
-			if kinds := s.Events().Of(begun.Env); !slices.Equal(kinds, want) {
-				t.Errorf("its events are %v, not %v", kinds, want)
-			}
+			eventsAre(t, s.Server, begun.Env, want)
 		})
 	}
 }
@@ -213,9 +225,7 @@ func TestCrashInTheMiddleOfATeardown(t *testing.T) {
 					t.Errorf("its tombstone is %+v", e.Data.Tombstone)
 				}
 				want := []control.EventKind{control.EnvStarting, control.EnvReady, control.EnvStopping, control.EnvRemoved}
-				if kinds := s.Events().Of(env); !slices.Equal(kinds, want) {
-					t.Errorf("its events are %v, not %v", kinds, want)
-				}
+				eventsAre(t, s.Server, env, want)
 				return
 			}
 			s.Events().Wait(t, "it is dormant after the crash", test.Is(control.ReaperStopped, env))
@@ -231,9 +241,7 @@ func TestCrashInTheMiddleOfATeardown(t *testing.T) {
 				control.EnvStarting, control.EnvReady, control.EnvStopping, control.EnvDormant, control.ReaperStopped,
 				control.EnvStarting, control.EnvResumed,
 			}
-			if kinds := s.Events().Of(env); !slices.Equal(kinds, want) {
-				t.Errorf("its events are %v, not %v", kinds, want)
-			}
+			eventsAre(t, s.Server, env, want)
 		})
 	}
 }
@@ -270,9 +278,7 @@ func TestCrashInTheMiddleOfAResume(t *testing.T) {
 			want := []control.EventKind{
 				control.EnvStarting, control.EnvReady, control.EnvStopping, control.EnvDormant, control.EnvStarting, control.EnvResumed,
 			}
-			if kinds := s.Events().Of(env); !slices.Equal(kinds, want) {
-				t.Errorf("its events are %v, not %v", kinds, want)
-			}
+			eventsAre(t, s.Server, env, want)
 		})
 	}
 }
@@ -310,6 +316,53 @@ func TestCountdownSurvivesACrash(t *testing.T) {
 		t.Fatalf("with a restart grace of 2 s from %s the deadline is %s", started.Time, v.Deadline)
 	}
 	reapedAt(t, s.Server, soon, v.Deadline.Time)
+}
+
+// The public client asks again by itself, by an id that it made.
+func TestClientRidesOutACrash(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String() // the same after the crash
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s := test.Start(t, "--listen", addr)
+	agent := s.Agent(t, "rider")
+	env := agent.Acquire(client.AcquireRequest{Task: "ride", Persistent: new(true)}).Env.ID
+	type outcome struct {
+		ran *client.RunResult
+		err error
+	}
+	c := make(chan outcome, 1)
+	go func() {
+		ran, err := agent.Client.Run(t.Context(), client.ByID(env), client.RunRequest{
+			Command: "echo ran >> log; while [ ! -e go ]; do sleep 0.05; done; echo finished",
+		})
+		c <- outcome{ran, err}
+	}()
+	agent.Sh(env, "while [ ! -s log ]; do sleep 0.05; done")
+	session := agent.Session()
+	s.Kill(t)
+	s.Restart(t)
+	agent.Sh(env, "touch go")
+	got := <-c
+	if got.err != nil || got.ran.ExitCode != 0 || string(got.ran.Stdout) != "finished\n" {
+		t.Errorf("over the crash the command ended with %+v, %v", got.ran, got.err)
+	}
+	if log := agent.Sh(env, "cat log"); log != "ran\n" {
+		t.Errorf("the command left %q", log)
+	}
+	if agent.Session() != session {
+		t.Error("the session was not resumed")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if v, err := agent.Env(ctx, client.ByID(env)); err != nil || v.Generation != 1 || v.Turn == nil || v.Turn.Number != 1 {
+		t.Errorf("afterwards it is %+v, %v", v, err)
+	}
 }
 
 func lastOf(evs []control.Event, kind control.EventKind) (last control.Event) {

@@ -1,8 +1,11 @@
 package test_test
 
 import (
+	"encoding/json"
+	"errors"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -116,9 +119,7 @@ func TestContainerRemovedBehindOurBack(t *testing.T) {
 		t.Errorf("its notice is %+v", n)
 	}
 	want := []control.EventKind{control.EnvStarting, control.EnvReady, control.EnvLost, control.EnvDormant, control.EnvStarting, control.EnvRecreated}
-	if kinds := s.Events().Of(env); !slices.Equal(kinds, want) {
-		t.Errorf("its events are %v, not %v", kinds, want)
-	}
+	eventsAre(t, s, env, want)
 }
 
 func TestDiedWhileNoServerRan(t *testing.T) {
@@ -198,6 +199,38 @@ func TestOutOfMemoryIsTold(t *testing.T) {
 	ev := lostWithin(t, s, env, time.Now())
 	if ev.Data["oom"] != false {
 		t.Errorf("killed by hand, it is lost with %v", ev.Data)
+	}
+}
+
+// A file system in memory is part of the sandbox's share of it. What fills it
+// is told, one way or the other: a full disk, a killed command, or a lost sandbox.
+func TestTmpThatFillsTheMemory(t *testing.T) {
+	t.Parallel()
+	s := test.Start(t)
+	if !enforces(t, s, "memory_mb") {
+		t.Skip("docker: this host does not enforce memory_mb")
+	}
+	w := s.Wire(t)
+	env := w.Acquire(t, "full", test.Params{"persistent": true, "limits": test.Params{"memory_mb": 32}}).Env.ID
+	w.WriteFile(t, env, "kept", "kept")
+	result, err := w.Go(t, "exec.run", test.Params{"env": env, "command": "dd if=/dev/zero of=/tmp/full bs=1M count=100"}).Wait(t)
+	if err != nil {
+		e, ok := errors.AsType[*test.WireError](err)
+		if !ok || e.Data.Tombstone == nil || !e.Data.Tombstone.OOM {
+			t.Errorf("the command ends with %v", err)
+		}
+	} else {
+		var ran test.Ran
+		if err := json.Unmarshal(result, &ran); err != nil {
+			t.Fatal(err)
+		}
+		full := ran.ExitCode != nil && *ran.ExitCode == 1 && strings.Contains(ran.Stderr, "No space left")
+		if !full && !ran.OOM {
+			t.Errorf("100 MiB went into /tmp of 32 MiB: %+v", ran)
+		}
+	}
+	if text := w.ReadFile(t, env, "kept"); text != "kept" {
+		t.Errorf("afterwards the file says %q", text)
 	}
 }
 

@@ -2,16 +2,25 @@ package test
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 )
 
 // Main runs a package's tests and then removes what they shared.
 func Main(m *testing.M) {
+	flag.Parse()
+	// They wait for engines far more than they compute.
+	if p := flag.Lookup("test.parallel"); p.Value.String() == p.DefValue {
+		if err := p.Value.Set(fmt.Sprint(max(6, runtime.GOMAXPROCS(0)))); err != nil {
+			panic(err)
+		}
+	}
 	code := m.Run()
 	if err := errors.Join(removeImage(), removeBinary()); err != nil {
 		fmt.Fprintln(os.Stderr, "test:", err)
