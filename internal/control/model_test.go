@@ -362,7 +362,9 @@ func (m *model) actions() map[string]func(*rapid.T) {
 			}
 			name := "sandkeeper-test-" + v.ID
 			code := rapid.SampledFrom([]int{0, 1, 137}).Draw(m.rt, "code")
-			if m.engine.Die(name, code, code == 137) && m.chance("heard", 2) {
+			died := m.engine.Die(name, code, code == 137)
+			m.over(name)
+			if m.chance("heard", 2) && died {
 				m.plane.Observe(m.Context(), control.EngineEvent{Name: name, Env: v.ID, Kind: control.SandboxDied, ExitCode: code, OOM: code == 137, At: time.Now()})
 			}
 			if m.chance("started again", 4) {
@@ -375,6 +377,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"vanish": func(*rapid.T) {
 			if v, ok := m.env(); ok {
 				m.engine.Vanish("sandkeeper-test-"+v.ID, false)
+				m.over("sandkeeper-test-" + v.ID)
 			}
 		},
 		"reconcile": func(*rapid.T) { m.round() },
@@ -524,6 +527,8 @@ func (m *model) judge(b *control.Batch) error {
 			m.mu.Lock()
 			m.announced[ev.Env] = ev.Time.Time
 			m.mu.Unlock()
+		case control.EnvDormant, control.EnvRemoved, control.EnvLost:
+			m.over("sandkeeper-test-" + ev.Env)
 		case control.EnvStopping, control.EnvChanged:
 			if _, ok := ev.Data["mode"]; ok {
 				m.judgeTeardown(b, ev)
@@ -585,6 +590,15 @@ func (m *model) judgeTeardown(b *control.Batch, ev control.Event) {
 		if at, ok := m.announced[e.ID]; rule != "retention" || !ok || now.Sub(at) < 10*time.Minute {
 			m.wrong = append(m.wrong, fmt.Sprintf("the files of %s go by the rule %s at %s, announced %t at %s", e.ID, rule, now, ok, at))
 		}
+	}
+}
+
+// over says that a run of a sandbox is over, and its commands with it.
+func (m *model) over(sandbox string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.processes {
+		p.ended = p.ended || p.sandbox == sandbox
 	}
 }
 
@@ -789,6 +803,7 @@ func (m *model) converge() {
 		switch {
 		case v.State == control.Starting, v.State == control.Stopping:
 			m.Fatalf("%s is %s for ever", v.ID, v.State)
+		case v.State == control.Failed: // where start and kill both failed it may run until it goes, after 10 min
 		case v.State == control.Ready && s.State != control.SandboxRunning, v.State != control.Ready && ok && s.State == control.SandboxRunning:
 			m.Fatalf("%s is %s, and the engine has it %q", v.ID, v.State, s.State)
 		}
