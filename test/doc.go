@@ -11,6 +11,10 @@
 //	s.Kill(t)                                   // kill -9
 //	s.Restart(t)                                // on the same data
 //
+//	tab := test.OpenTab(t)                     // of a real browser
+//	tab.SignIn(s)
+//	tab.Sees(test.Row(id), "a command runs")
+//
 // Nothing waits for time: tests wait for events, which the server writes in the
 // transaction of what they tell. A server that ends by itself, answers a stop with
 // another code than 0, has a data race, or leaves something on the engine

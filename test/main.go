@@ -22,7 +22,7 @@ func Main(m *testing.M) {
 		}
 	}
 	code := m.Run()
-	if err := errors.Join(removeImage(), removeBinary()); err != nil {
+	if err := errors.Join(closeChromium(), removeImage(), removeBinary()); err != nil {
 		fmt.Fprintln(os.Stderr, "test:", err)
 		code = max(code, 1)
 	}

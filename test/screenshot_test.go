@@ -6,7 +6,6 @@ import (
 	"context"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/chromedp/chromedp"
 
@@ -18,7 +17,6 @@ import (
 // TestScreenshot makes the README's picture from the real page, with agents at
 // work: make screenshot.
 func TestScreenshot(t *testing.T) {
-	browser := test.Browser(t)
 	const image = "agent-tools:12" // as a person would name it
 	docker := test.OpenDocker(t)
 	docker.Run(t, "tag", docker.Image, image)
@@ -56,26 +54,11 @@ func TestScreenshot(t *testing.T) {
 	}()
 	t.Cleanup(func() { cancel(); <-ran })
 
-	alloc, stop := chromedp.NewExecAllocator(t.Context(), append(chromedp.DefaultExecAllocatorOptions[:],
-		chromedp.ExecPath(browser), chromedp.NoSandbox, chromedp.WindowSize(1440, 620))...)
-	defer stop()
-	tab, stop := chromedp.NewContext(alloc)
-	defer stop()
-	tab, stop = context.WithTimeout(tab, time.Minute)
-	defer stop()
-	err := chromedp.Do(tab,
-		chromedp.EmulateViewport(1440, 620, chromedp.EmulateScale(2)),
-		chromedp.Navigate(s.SignInLink),
-		chromedp.WaitVisible("#env-"+busy.Env.ID),
-		chromedp.WaitVisible("#env-"+pinned.Env.ID),
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
-	png, err := chromedp.Run(tab, chromedp.CaptureScreenshot())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tab := test.OpenTab(t)
+	tab.Do(chromedp.EmulateViewport(1440, 620, chromedp.EmulateScale(2)))
+	tab.SignIn(s)
+	tab.Wait("the last are there", test.Element(test.Row(busy.Env.ID))+" && "+test.Element(test.Row(pinned.Env.ID)))
+	png := tab.Picture()
 	if err := os.WriteFile("../docs/screenshot.png", png, 0o644); err != nil {
 		t.Fatal(err)
 	}
