@@ -407,7 +407,7 @@ func (x *tx) end(e *env, mode TeardownMode, purge bool, actor, reason, rule stri
 	r := x.env(e)
 	if purge || !r.Persistent {
 		mode = TeardownRemove
-	} else if r.State == Dormant || r.State == Failed {
+	} else if r.State == Dormant {
 		return
 	}
 	x.teardown(e, mode, actor, reason, rule)

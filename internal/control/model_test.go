@@ -803,7 +803,6 @@ func (m *model) converge() {
 		switch {
 		case v.State == control.Starting, v.State == control.Stopping:
 			m.Fatalf("%s is %s for ever", v.ID, v.State)
-		case v.State == control.Failed: // where start and kill both failed it may run until it goes, after 10 min
 		case v.State == control.Ready && s.State != control.SandboxRunning, v.State != control.Ready && ok && s.State == control.SandboxRunning:
 			m.Fatalf("%s is %s, and the engine has it %q", v.ID, v.State, s.State)
 		}

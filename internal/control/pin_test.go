@@ -196,11 +196,18 @@ func TestAnOperator(t *testing.T) {
 		})
 	}
 	for _, state := range []control.State{control.Starting, control.Ready, control.Failed, control.Dormant} {
-		rule(t, "kills one that is "+string(state), func(f *fixture) {
+		rule(t, "kills and purges one that is "+string(state), func(f *fixture) {
 			id := f.bring(state, true)
 			f.must(kill(true)(f, id))
 			f.inState(id, control.Removed)
 			f.onEngine(id, "")
+		})
+		rule(t, "kills one that is "+string(state), func(f *fixture) {
+			id := f.bring(state, true)
+			f.must(kill(false)(f, id))
+			f.inState(id, control.Dormant)
+			f.acquire("t")
+			f.inState(id, control.Ready)
 		})
 	}
 	rule(t, "finds the tombstone of a removed one for 24 h", func(f *fixture) {

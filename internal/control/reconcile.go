@@ -177,6 +177,17 @@ func (e *env) reconcile(ctx context.Context, s *SandboxStatus, began time.Time) 
 		if e.job == nil { // its end could not be recorded
 			e.launch(howFor(r))
 		}
+	case Failed:
+		// The start failed after PID 1 ran, and so did what was to end it.
+		if running && e.job == nil && r.FailedAt.Before(began) {
+			mode := TeardownRemove
+			if r.Persistent || r.Pin != nil {
+				mode = TeardownKill
+			}
+			x := e.t.begin()
+			x.teardown(e, mode, ActorReconciler, "its failed start left it running", "failed")
+			x.finish(ctx) //nolint:errcheck // the next round sees it again
+		}
 	case Dormant:
 		// Started behind our back: its files are in use, by the next generation.
 		if running && e.job == nil && r.DormantSince.Before(began) {

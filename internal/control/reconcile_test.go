@@ -1,6 +1,7 @@
 package control_test
 
 import (
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -50,6 +51,31 @@ func TestASandboxThatDied(t *testing.T) {
 		f.advance(7 * 24 * time.Hour)
 		f.inState(id, control.Removed)
 	})
+	for _, row := range []struct {
+		name string
+		mode ask
+		want control.State
+		told []string
+	}{
+		{"persistent is stopped", persistent, control.Dormant, []string{"env.stopping by reconciler", "env.dormant by reconciler"}},
+		{"ephemeral is removed", ephemeral, control.Removed, []string{"env.stopping by reconciler", "env.removed by reconciler"}},
+	} {
+		rule(t, "one that a failed start left running, and whose kill failed too: "+row.name, func(f *fixture) {
+			f.guests.Inject(controltest.Fault{Call: "Ping", Err: errors.New("boom"), Times: 1})
+			f.engine.Inject(controltest.Fault{Call: "Kill", Err: errors.New("boom"), Times: 1})
+			_, err := f.tryAcquire("t", row.mode)
+			f.refused(err, control.KindInternal)
+			vs, err := f.agent.Envs(f.Context(), "t")
+			f.must(err)
+			id := vs[0].ID
+			f.onEngine(id, control.SandboxRunning)
+			f.advance(time.Second)
+			f.mark()
+			f.reconcile()
+			f.told(row.told...)
+			f.inState(id, row.want)
+		})
+	}
 	rule(t, "the tombstone of an ephemeral one has its exit code", func(f *fixture) {
 		id := f.acquire("t").Env.ID
 		f.die(id, 137, true)
