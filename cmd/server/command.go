@@ -54,8 +54,27 @@ with the turn. Operators watch, pin and stop them in the browser.
 		}
 		return usagef("%w; see --help", err)
 	})
-	root.AddCommand(newServe(), newToken(), newPrune(), newVersion())
+	serve := newServe()
+	root.AddCommand(serve, newToken(), newPrune(), newVersion())
+	help := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		help(cmd, args)
+		if cmd == root {
+			explainSettings(cmd.OutOrStdout(), serve)
+		}
+	})
 	return root
+}
+
+// explainSettings lists every setting, with the variable in its brackets.
+func explainSettings(w io.Writer, serve *cobra.Command) {
+	fmt.Fprintf(w, "\nSettings of serve, each a flag, a variable and a key of the file by one name:\n%s\n", serve.LocalFlags().FlagUsages())
+	fmt.Fprintln(w, "By variable or key of the file alone:")
+	for _, s := range newConfig().settings() {
+		if s.secret {
+			fmt.Fprintf(w, "      %-34s%s\n", s.variable(), s.usage)
+		}
+	}
 }
 
 func newVersion() *cobra.Command {

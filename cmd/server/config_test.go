@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -178,11 +180,16 @@ func TestListeningBeyondLoopbackIsSaidTwice(t *testing.T) {
 
 func TestHelpHasEachSettingWithItsVariableAndDefault(t *testing.T) {
 	c := newConfig()
-	cmd := &cobra.Command{Use: "serve"}
-	c.register(cmd)
-	help := cmd.Flags().FlagUsages()
+	var out bytes.Buffer
+	if code := run(t.Context(), []string{"--help"}, &out, io.Discard); code != 0 {
+		t.Fatalf("exit %d", code)
+	}
+	help := out.String()
 	for _, s := range c.settings() {
 		if s.secret {
+			if !strings.Contains(help, s.variable()+" ") || strings.Contains(help, "--"+s.name) {
+				t.Errorf("%s is not in the help, or as a flag", s.variable())
+			}
 			continue
 		}
 		i := strings.Index(help, "--"+s.name+" ")

@@ -263,7 +263,7 @@ func (x *tx) applyAcquire(s *Session, e *env, r AcquireRequest) (recreate bool, 
 // mayRecreate refuses while somebody else's exec runs, or a pin stands.
 func (e *env) mayRecreate(s *Session, c *Env) error {
 	if c.Pin != nil {
-		return Errorf(KindConflict, "the environment is pinned by %s (%s); it is not recreated until it is unpinned", c.Pin.By, c.Pin.Reason)
+		return Errorf(KindConflict, "the environment is pinned by %s; it is not recreated until it is unpinned", c.Pin)
 	}
 	for _, x := range e.execs {
 		if x.session != s.rec.ID && x.state != execLeft {
@@ -389,7 +389,7 @@ func (s *Session) Release(ctx context.Context, r Ref, purge bool) (View, error) 
 	defer e.t.mu.Unlock()
 	rec := e.rec.Load()
 	if rec.Pin != nil {
-		return View{}, Errorf(KindConflict, "the environment is pinned by %s (%s); it is not released until it is unpinned", rec.Pin.By, rec.Pin.Reason)
+		return View{}, Errorf(KindConflict, "the environment is pinned by %s; it is not released until it is unpinned", rec.Pin)
 	}
 	x := e.t.begin()
 	x.join(s, false)

@@ -118,6 +118,14 @@ type Pin struct {
 	Until  time.Time `json:"until,omitzero"` // zero: until it is unpinned
 }
 
+// String names the pin in messages: by whom, and why where that was said.
+func (p *Pin) String() string {
+	if p.Reason == "" {
+		return p.By
+	}
+	return p.By + " (" + p.Reason + ")"
+}
+
 // TeardownMode says what a teardown leaves.
 type TeardownMode string
 

@@ -1,6 +1,6 @@
 package control
 
-// Event is one line of the durable log. Seq has no gaps and outlives restarts.
+// Event is one line of the durable log, as it is kept. Seq has no gaps and outlives restarts.
 type Event struct {
 	Seq    uint64         `json:"seq"`
 	Time   Time           `json:"time"`
@@ -12,6 +12,35 @@ type Event struct {
 	Actor  string         `json:"actor"`
 	Reason string         `json:"reason,omitempty"`
 	Data   map[string]any `json:"data,omitempty"`
+}
+
+// EventView is an event as clients read it: every member is there.
+type EventView struct {
+	Seq    uint64         `json:"seq"`
+	Time   Time           `json:"time"`
+	Kind   EventKind      `json:"kind"`
+	Env    *string        `json:"env"` // null, as the next three: it is about none
+	Owner  *string        `json:"owner"`
+	Task   *string        `json:"task"`
+	Name   *string        `json:"name"`
+	Actor  string         `json:"actor"`
+	Reason string         `json:"reason"` // "": none was given
+	Data   map[string]any `json:"data"`   // never null
+}
+
+// View is the event as clients read it.
+func (e *Event) View() EventView {
+	some := func(s string) *string {
+		if s == "" {
+			return nil
+		}
+		return &s
+	}
+	v := EventView{Seq: e.Seq, Time: e.Time, Kind: e.Kind, Env: some(e.Env), Owner: some(e.Owner), Task: some(e.Task), Name: some(e.Name), Actor: e.Actor, Reason: e.Reason, Data: e.Data}
+	if v.Data == nil {
+		v.Data = map[string]any{}
+	}
+	return v
 }
 
 // EventKind names what happened.

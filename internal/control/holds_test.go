@@ -158,6 +158,15 @@ func TestMaxTurn(t *testing.T) {
 		f.inState(id, control.Dormant)
 		f.equal("the turn is open", f.view(id).Turn.Open, true)
 	})
+	rule(t, "is told no earlier than the hold's until, to the millisecond", func(f *fixture) {
+		f.advance(300 * time.Microsecond)
+		until := f.acquire("t", persistent).Env.Holds[0].Until
+		f.mark()
+		f.advance(time.Hour + time.Millisecond)
+		if at := f.told("turn.lapsed by server")[0].Time.String(); at < until.String() {
+			f.Fatalf("lapsed at %s, and until is %s", at, until)
+		}
+	})
 	rule(t, "the next activity sets the hold again", func(f *fixture) {
 		id := f.acquire("t", persistent).Env.ID
 		f.advance(time.Hour)

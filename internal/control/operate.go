@@ -39,10 +39,10 @@ func (p *Plane) Pin(ctx context.Context, actor, id, reason string, until time.Ti
 			return Errorf(KindConflict, "the environment is being removed (%s); it can no longer be pinned", r.Teardown.Reason)
 		}
 		c := x.env(e)
-		c.Pin = &Pin{By: actor, Reason: reason, Since: x.now, Until: until}
+		c.Pin = &Pin{By: actor, Reason: reason, Since: x.now, Until: ceilMillis(until)}
 		data := map[string]any{}
 		if !until.IsZero() {
-			data["until"] = At(until).String()
+			data["until"] = At(c.Pin.Until).String()
 		}
 		x.event(c, EnvPinned, actor, reason, data)
 		x.moved(e)

@@ -60,6 +60,13 @@ func TestAPin(t *testing.T) {
 		f.told("env.unpinned by server")
 		f.dueIn(id, 5*time.Minute)
 	})
+	rule(t, "is told with the until that is shown, rounded up to the millisecond", func(f *fixture) {
+		f.advance(300 * time.Microsecond)
+		id := f.idle("t")
+		f.mark()
+		v := f.pin(id, time.Hour)
+		f.equal("the until told", f.told("env.pinned by operator:ada")[0].Data["until"], v.Pin.Until)
+	})
 	rule(t, "whose until passes while it is dormant is unpinned too", func(f *fixture) {
 		id := f.dormant("t")
 		f.pin(id, time.Hour)
@@ -208,6 +215,26 @@ func TestAnOperator(t *testing.T) {
 			f.inState(id, control.Dormant)
 			f.acquire("t")
 			f.inState(id, control.Ready)
+		})
+	}
+	for name, do := range map[string]func(f *fixture, id string) error{
+		"stopped": stop, "killed": kill(false),
+		"released": func(f *fixture, id string) error {
+			_, err := f.agent.Release(f.Context(), control.Ref{Env: id}, false)
+			synctest.Wait()
+			return err
+		},
+	} {
+		rule(t, "a persistent one that failed becomes dormant when it is "+name+", and starts again as one that was never there", func(f *fixture) {
+			id := f.bring(control.Failed, true)
+			f.mark()
+			f.must(do(f, id))
+			f.inState(id, control.Dormant)
+			f.equal("events", len(f.log()), 2)
+			f.equal("the last event", f.log()[1].Kind, control.EnvDormant)
+			f.onEngine(id, "")
+			f.dueIn(id, 7*day)
+			f.equal("the outcome", f.acquire("t").Outcome, "created")
 		})
 	}
 	rule(t, "finds the tombstone of a removed one for 24 h", func(f *fixture) {

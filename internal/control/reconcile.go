@@ -106,7 +106,7 @@ func (e *env) lost(ctx context.Context, exit *int, oom bool) {
 	x.event(c, EnvLost, ActorReconciler, reason, data)
 	if c.Persistent || c.Pin != nil {
 		c.State, c.DormantSince, c.IdleSince, c.NotBefore, c.Tombstone = Dormant, x.now, time.Time{}, time.Time{}, tomb
-		x.event(c, EnvDormant, ActorReconciler, reason, nil)
+		x.event(c, EnvDormant, ActorReconciler, reason, map[string]any{"generation": c.Generation})
 		told := x.loseExecs(e, tomb)
 		x.after = append(x.after, told)
 		x.moved(e)

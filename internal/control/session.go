@@ -76,7 +76,7 @@ func (s *Session) goneUntil() time.Time {
 	if s.rec.Disconnected.IsZero() {
 		return time.Time{}
 	}
-	return s.rec.Disconnected.Add(s.rec.Grace)
+	return ceilMillis(s.rec.Disconnected.Add(s.rec.Grace))
 }
 
 func (s *Session) join(k TaskKey) {

@@ -99,6 +99,17 @@ func TestATurnIsAbandoned(t *testing.T) {
 		f.dueIn(per, 5*time.Minute)
 		f.equal("the turn is open", f.view(per).Turn.Open, false)
 	})
+	rule(t, "no earlier than the hold's until, to the millisecond", func(f *fixture) {
+		f.advance(300 * time.Microsecond)
+		id := f.acquire("t", persistent).Env.ID
+		f.agent.Disconnect(f.sink)
+		until := f.view(id).Holds[0].Until
+		f.mark()
+		f.advance(time.Minute + time.Millisecond)
+		if at := f.told("agent.abandoned by server", "turn.ended by server")[0].Time.String(); at < until.String() {
+			f.Fatalf("abandoned at %s, and until is %s", at, until)
+		}
+	})
 	rule(t, "and is no activity: the clock starts when the hold goes", func(f *fixture) {
 		id := f.acquire("t", persistent).Env.ID
 		f.advance(10 * time.Second)

@@ -206,7 +206,7 @@ func (x *tx) startDone(e *env, j *startJob, created Created) {
 	c.Engine, c.Isolation = x.p.engine.name()
 	c.State, c.Files, c.Recreate, c.FailedAt, c.DormantSince = Ready, true, false, time.Time{}, time.Time{}
 	kind := map[string]EventKind{howCreated: EnvReady, howResumed: EnvResumed, howRecreated: EnvRecreated}[j.how]
-	x.event(c, kind, x.actor(c), "", map[string]any{"generation": c.Generation, "image_id": created.Image, "unenforced": c.Unenforced})
+	x.event(c, kind, x.actor(c), "", map[string]any{"generation": c.Generation, "image_id": created.Image, "unenforced": append([]string{}, c.Unenforced...)})
 }
 
 // startFailed goes back to dormant where files are kept, else to failed.

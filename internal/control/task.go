@@ -208,7 +208,7 @@ func (t *task) lapseAt(turn *TaskRecord) time.Time {
 			}
 		}
 	}
-	return turn.Active.Add(t.p.o.MaxTurn)
+	return ceilMillis(turn.Active.Add(t.p.o.MaxTurn))
 }
 
 // foreground tells whether a foreground exec of the task runs or waits to.

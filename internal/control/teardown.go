@@ -172,7 +172,8 @@ func (x *tx) teardownDone(e *env) {
 		x.after = append(x.after, func() { x.p.drop(e) })
 		return
 	}
-	c.State, c.DormantSince, c.Files = Dormant, x.now, true
+	c.State, c.DormantSince = Dormant, x.now
+	c.Files = c.Files || c.FailedAt.IsZero() // a failed one has none, however it came to rest
 	c.AnnouncedAt, c.AnnouncedRun = time.Time{}, 0
 	c.Recreate = c.Recreate || td.Mode == TeardownDiscard
 	x.event(c, EnvDormant, td.Actor, td.Reason, data)

@@ -13,11 +13,7 @@ import (
 	"sandkeeper/internal/control"
 )
 
-const (
-	year            = 365 * 24 * 60 * 60 // seconds
-	defaultForecast = 3600               // seconds
-	maxReason       = 512                // code points
-)
+const maxReason = 512 // code points
 
 // registerAPI adds the operator API.
 func (d *Dashboard) registerAPI(add router) {
@@ -83,7 +79,7 @@ func (r *pinRequest) check(now time.Time) error {
 		return invalid("field %q is longer than %d characters", "reason", maxReason)
 	case r.Until != nil && !r.Until.After(now):
 		return invalid("field %q must be a time in the future", "until")
-	case r.Until != nil && r.Until.Year() > 9999:
+	case r.Until != nil && r.Until.UTC().Year() > 9999:
 		return invalid("field %q is too far in the future", "until")
 	}
 	return nil
@@ -115,6 +111,10 @@ func (d *Dashboard) pinEnv(c echo.Context) error {
 // pin is what the API's call and the page's form share.
 func (d *Dashboard) pin(c echo.Context, req pinRequest) (control.View, error) {
 	if err := req.check(d.plane.Now()); err != nil {
+		// The environment is looked up before what the fields mean is judged.
+		if _, unknown := d.plane.Env(c.Param("id")); unknown != nil {
+			return control.View{}, unknown
+		}
 		return control.View{}, err
 	}
 	var until time.Time
@@ -165,8 +165,7 @@ func (d *Dashboard) act(c echo.Context, body any, do func(actor, id string) (con
 	return c.JSON(http.StatusOK, v)
 }
 
-// read takes a POST's parameters: none in the address, all in the body. The
-// environment is looked up before what they mean is checked.
+// read takes a POST's parameters: none in the address, all in the body.
 func (d *Dashboard) read(c echo.Context, body any) error {
 	if err := query(c.Request().URL).err; err != nil {
 		return err
@@ -176,14 +175,11 @@ func (d *Dashboard) read(c echo.Context, body any) error {
 
 func (d *Dashboard) forecast(c echo.Context) error {
 	p := query(c.Request().URL, "within")
-	within, given := p.seconds("within", year)
-	if !given {
-		within = defaultForecast
-	}
+	within := p.within()
 	if p.err != nil {
 		return p.err
 	}
-	f := d.plane.Forecast(time.Duration(within) * time.Second)
+	f := d.plane.Forecast(within)
 	if f == nil {
 		f = []control.Forecast{}
 	}
@@ -215,14 +211,15 @@ func (d *Dashboard) listEvents(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	if events == nil {
-		events = []control.Event{}
+	views := make([]control.EventView, len(events))
+	for i := range events {
+		views[i] = events[i].View()
 	}
 	return c.JSON(http.StatusOK, struct {
-		Events []control.Event `json:"events"`
-		First  uint64          `json:"first"`
-		Last   uint64          `json:"last"`
-	}{events, first, last})
+		Events []control.EventView `json:"events"`
+		First  uint64              `json:"first"`
+		Last   uint64              `json:"last"`
+	}{views, first, last})
 }
 
 func (d *Dashboard) engine(c echo.Context) error {

@@ -212,7 +212,7 @@ func (p *fakePlane) Forecast(within time.Duration) []control.Forecast {
 	defer p.mu.Unlock()
 	var out []control.Forecast
 	for _, v := range p.envs {
-		if v.Deadline != nil && v.NextAction != nil && v.Deadline.Sub(p.now()) <= within {
+		if v.Deadline != nil && v.NextAction != nil && (within == 0 || v.Deadline.Sub(p.now()) <= within) {
 			out = append(out, control.Forecast{Env: v.ID, Task: v.Task, Action: *v.NextAction, At: *v.Deadline, Rule: v.Rule})
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -93,17 +94,26 @@ func (p *params) limit() int {
 	return min(n, maxLimit)
 }
 
-// seconds reads a whole number of seconds up to a bound; given is false where it is not there.
-func (p *params) seconds(name string, most int64) (n int64, given bool) {
-	s := p.values.Get(name)
+// maxWithin is what a longer look ahead is clamped to: beyond any deadline.
+const maxWithin = 200 * 365 * 24 * time.Hour
+
+// within reads how far a forecast looks ahead; 0, which is without bound, where
+// that is not given.
+func (p *params) within() time.Duration {
+	s := p.values.Get("within")
 	if s == "" {
-		return 0, false
+		return 0
 	}
 	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || n < 0 || n > most {
-		p.fail("parameter %q must be whole seconds, 0 to %d; got %q", name, most, printable(s))
+	if errors.Is(err, strconv.ErrRange) && !strings.HasPrefix(s, "-") {
+		return maxWithin
 	}
-	return n, true
+	if err != nil || n < 0 {
+		p.fail("parameter %q must be whole seconds, 0 or more; got %q", "within", printable(s))
+		return 0
+	}
+	// None at all is what is due by now.
+	return max(time.Duration(min(n, int64(maxWithin/time.Second)))*time.Second, time.Nanosecond)
 }
 
 // states are all that an environment can be asked for by.

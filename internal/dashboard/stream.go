@@ -229,7 +229,7 @@ func (d *Dashboard) relay(ctx context.Context, s *stream, seq uint64, f control.
 				if !matchesEvent(ev, f) {
 					continue
 				}
-				data, err := json.Marshal(ev)
+				data, err := json.Marshal(ev.View())
 				if err != nil {
 					d.log.Error("event cannot be written", "seq", ev.Seq, "err", err)
 					return
