@@ -126,7 +126,7 @@ func shift(by time.Duration, ts ...*time.Time) {
 func (t *task) shift(by time.Duration, now time.Time) {
 	for _, e := range t.all() {
 		c := e.rec.Load().clone()
-		shift(by, &c.StartedAt, &c.IdleSince, &c.NotBefore, &c.DormantSince, &c.UnpinnedAt, &c.FailedAt, &c.AnnouncedAt, &c.LastActivity.At, &e.readyAt, &e.told)
+		shift(by, &c.StartedAt, &c.ReadyAt, &c.IdleSince, &c.NotBefore, &c.DormantSince, &c.UnpinnedAt, &c.FailedAt, &c.AnnouncedAt, &c.LastActivity.At, &e.readyAt, &e.told)
 		if c.Teardown != nil {
 			shift(by, &c.Teardown.NextAt)
 		}

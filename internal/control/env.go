@@ -58,7 +58,7 @@ type Env struct {
 	Applied    Spec              `json:"applied"`
 	Unenforced []string          `json:"unenforced,omitempty"`
 	Lifetime   time.Duration     `json:"lifetime"`          // idle time before the reaper acts
-	MaxAge     time.Duration     `json:"max_age,omitempty"` // from StartedAt; 0: none
+	MaxAge     time.Duration     `json:"max_age,omitempty"` // from ReadyAt; 0: none
 	Labels     map[string]string `json:"labels,omitempty"`
 	Error      string            `json:"error,omitempty"` // why the last start failed
 
@@ -67,7 +67,8 @@ type Env struct {
 	RootGeneration    int64 `json:"root_generation"`
 
 	CreatedAt    time.Time `json:"created_at"`
-	StartedAt    time.Time `json:"started_at,omitzero"` // of this generation
+	StartedAt    time.Time `json:"started_at,omitzero"` // when the start of this generation was decided
+	ReadyAt      time.Time `json:"ready_at,omitzero"`   // when that start was done: a pull may take longer than any age
 	Run          time.Time `json:"run,omitzero"`        // when this run of its PID 1 began, by the engine's clock; zero: not seen yet
 	LastActivity Activity  `json:"last_activity"`
 	IdleSince    time.Time `json:"idle_since,omitzero"` // zero: held, or not ready

@@ -171,7 +171,7 @@ func (p *Plane) restore(recs *Records) {
 // clampTo pulls times that lie ahead back to now: the wall clock went back
 // while nobody ran.
 func (e *Env) clampTo(now time.Time) {
-	for _, t := range []*time.Time{&e.StartedAt, &e.IdleSince, &e.DormantSince, &e.UnpinnedAt, &e.FailedAt, &e.AnnouncedAt, &e.LastActivity.At} {
+	for _, t := range []*time.Time{&e.StartedAt, &e.ReadyAt, &e.IdleSince, &e.DormantSince, &e.UnpinnedAt, &e.FailedAt, &e.AnnouncedAt, &e.LastActivity.At} {
 		if t.After(now) {
 			*t = now
 		}

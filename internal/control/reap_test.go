@@ -93,6 +93,19 @@ func TestMaxAge(t *testing.T) {
 		f.acquire("t")
 		f.dueIn(id, time.Hour)
 	})
+	rule(t, "begins when the start is done: a pull may take longer than the age", func(f *fixture) {
+		pulled := make(chan struct{})
+		f.engine.MissImage("slow", nil)
+		f.engine.Inject(controltest.Fault{Call: "Pull", Hang: pulled})
+		a := f.acquireLater("t", persistent, maxAge(time.Minute), image("slow"))
+		f.advance(5 * time.Minute)
+		close(pulled)
+		if !answered(a.done) {
+			f.Fatal("the acquire is not answered")
+		}
+		f.must(a.err)
+		f.dueIn(a.Env.ID, time.Minute)
+	})
 	rule(t, "the earlier of the two is the deadline", func(f *fixture) {
 		id := f.idle("t", maxAge(time.Hour))
 		f.dueIn(id, 5*time.Minute)

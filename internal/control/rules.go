@@ -54,7 +54,7 @@ func (p *Plane) judge(e *Env, held bool, now time.Time, ran time.Duration) verdi
 			v.reason = "idle " + seconds(e.Lifetime)
 		}
 		if e.MaxAge > 0 {
-			if at := e.StartedAt.Add(e.MaxAge); v.at.IsZero() || at.Before(v.at) {
+			if at := latest(e.StartedAt, e.ReadyAt).Add(e.MaxAge); v.at.IsZero() || at.Before(v.at) {
 				v.at, v.rule = at, "max_age"
 				v.reason = "older than " + seconds(e.MaxAge)
 			}

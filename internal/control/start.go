@@ -204,7 +204,7 @@ func (x *tx) startDone(e *env, j *startJob, created Created) {
 		c.Unenforced = created.Unenforced
 	}
 	c.Engine, c.Isolation = x.p.engine.name()
-	c.State, c.Files, c.Recreate, c.FailedAt, c.DormantSince = Ready, true, false, time.Time{}, time.Time{}
+	c.State, c.ReadyAt, c.Files, c.Recreate, c.FailedAt, c.DormantSince = Ready, x.now, true, false, time.Time{}, time.Time{}
 	kind := map[string]EventKind{howCreated: EnvReady, howResumed: EnvResumed, howRecreated: EnvRecreated}[j.how]
 	x.event(c, kind, x.actor(c), "", map[string]any{"generation": c.Generation, "image_id": created.Image, "unenforced": append([]string{}, c.Unenforced...)})
 }
