@@ -14,7 +14,7 @@ import (
 )
 
 // What is due is acted upon within this, on a machine that has nothing else to do.
-const prompt = 50 * time.Millisecond
+const prompt = test.Slowdown * 50 * time.Millisecond
 
 // slackAt tells, again and again, how late this machine is at that time: a timer of
 // this process's own, and a small write to disk.

@@ -227,12 +227,11 @@ func TestHungTeardownDelaysNoOther(t *testing.T) {
 	byID := proxy.Hold("POST /containers/" + c.ID + "/stop")
 	w.EndTurn(t, "stuck")
 	s.Events().Wait(t, "the stop of one is begun", test.Is(control.EnvStopping, stuck))
-	for _, d := range w.EndTurn(t, "others").Decisions {
-		reapedAt(t, s, d.Env, d.Deadline.Time)
-	}
+	w.EndTurn(t, "others")
 	for _, env := range others {
 		s.Events().Wait(t, "the others are stopped", test.Is(control.ReaperStopped, env))
 	}
+	// It hangs for half a minute, if nobody lets go of it.
 	if v := s.Env(t, stuck); v.State != control.Stopping {
 		t.Errorf("the one that hangs is %s", v.State)
 	}
