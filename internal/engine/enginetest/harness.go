@@ -41,6 +41,7 @@ type Harness struct {
 	Image         string         // "": the engine has no images
 	MissingImage  string         // of the engine's kind, not there and not to be pulled
 	Unenforceable control.Limits // limits that this host cannot enforce; zero: none is known
+	ReadOnlyRoot  bool           // sandboxes cannot change their root file system
 	Memory        bool           // memory limits are enforced, and deaths by them told
 }
 

@@ -132,7 +132,10 @@ func createExisting(s *suite) {
 
 func createOverWorkspace(s *suite) {
 	spec := s.running()
-	s.inside(spec.Name, "sh", "-c", "echo kept > /workspace/file; echo lost > /root-file")
+	s.inside(spec.Name, "sh", "-c", "echo kept > /workspace/file")
+	if !s.ReadOnlyRoot {
+		s.inside(spec.Name, "sh", "-c", "echo lost > /root-file")
+	}
 	s.must(s.Engine.Remove(s.ctx, spec.Name, control.KeepWorkspace))
 	if again := s.create(spec); again.Existed || !again.WorkspaceExisted {
 		s.Errorf("create over a workspace: %+v, want it alone to have existed", again)
@@ -141,10 +144,8 @@ func createOverWorkspace(s *suite) {
 	if got := s.inside(spec.Name, "cat", "/workspace/file"); got != "kept\n" {
 		s.Errorf("the workspace's file has %q", got)
 	}
-	if s.Image != "" {
-		if _, code := s.Inside(s.T, spec.Name, "test", "-e", "/root-file"); code == 0 {
-			s.Error("the root file system outlived the sandbox")
-		}
+	if _, code := s.Inside(s.T, spec.Name, "test", "-e", "/root-file"); code == 0 {
+		s.Error("the root file system outlived the sandbox")
 	}
 }
 
@@ -190,13 +191,23 @@ func startAbsent(s *suite) {
 
 // leaveFiles writes what must be kept and what must not.
 func (s *suite) leaveFiles(name string) {
-	s.inside(name, "sh", "-c", "echo w > /workspace/w; echo t > /tmp/t; echo r > /etc/r")
+	s.inside(name, "sh", "-c", "echo w > /workspace/w; echo t > /tmp/t")
+	if !s.ReadOnlyRoot {
+		s.inside(name, "sh", "-c", "echo r > /etc/r")
+	}
 }
 
 func (s *suite) wantFiles(name string) {
 	s.Helper()
-	if got := s.inside(name, "cat", "/workspace/w", "/etc/r"); got != "w\nr\n" {
-		s.Errorf("kept files have %q", got)
+	if got := s.inside(name, "cat", "/workspace/w"); got != "w\n" {
+		s.Errorf("the workspace's file has %q", got)
+	}
+	if s.ReadOnlyRoot {
+		if _, code := s.Inside(s.T, name, "touch", "/etc/r"); code == 0 {
+			s.Error("the root file system can be written, and is said to be read-only")
+		}
+	} else if got := s.inside(name, "cat", "/etc/r"); got != "r\n" {
+		s.Errorf("the root file system's file has %q", got)
 	}
 	if _, code := s.Inside(s.T, name, "test", "-e", "/tmp/t"); code == 0 {
 		s.Error("/tmp outlived the run")

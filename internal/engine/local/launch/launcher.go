@@ -1,0 +1,233 @@
+package launch
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The files that the launcher and the builder are started with.
+const (
+	statusFD = 3 // how the start went, to whoever started it
+	goFD     = 4 // the builder: a byte lets it go on
+)
+
+// Status is the launcher's answer, one line of JSON; nothing is a failure too.
+type Status struct {
+	Error string  `json:"error,omitempty"`
+	PID   Process `json:"pid"`
+}
+
+// Main is the life of a launcher; it returns the exit code. SIGTERM to it ends
+// the sandbox at once, by hand.
+func Main() int {
+	// PID 1 dies with the thread that cloned it: that is this one, for ever.
+	runtime.LockOSThread()
+	debug.SetGCPercent(20)
+	unix.CloseOnExec(statusFD)
+	l := &launcher{}
+	pid, err := l.start()
+	l.answer(pid, err)
+	if err != nil {
+		return 1
+	}
+	if err := l.wait(); err != nil {
+		fmt.Fprintln(os.Stderr, "sandkeeper: launcher: "+err.Error())
+		return 1
+	}
+	return 0
+}
+
+type launcher struct {
+	plan   Plan
+	run    Run
+	pidfd  int
+	memory *memoryWatch
+	byHand atomic.Bool
+}
+
+func (l *launcher) answer(pid Process, err error) {
+	s := Status{PID: pid}
+	if err != nil {
+		s.Error = err.Error()
+	}
+	b, _ := json.Marshal(s)
+	unix.Write(statusFD, append(b, '\n')) // whoever started us may be gone
+	unix.Close(statusFD)
+}
+
+func (l *launcher) start() (Process, error) {
+	raw := os.Getenv(Variable)
+	if err := json.Unmarshal([]byte(raw), &l.plan); err != nil {
+		return Process{}, fmt.Errorf("plan: %w", err)
+	}
+	term := make(chan os.Signal, 1)
+	signal.Notify(term, unix.SIGTERM)
+	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGPIPE)
+	for _, group := range l.plan.Groups.Stand {
+		if err := enter(group); err != nil {
+			return Process{}, err
+		}
+	}
+	var err error
+	if l.plan.Groups.Memory != "" {
+		if l.memory, err = watchMemory(l.plan.Groups.Memory, l.plan.Groups.Two); err != nil {
+			return Process{}, fmt.Errorf("watch memory: %w", err)
+		}
+	}
+	status, release, err := l.clone()
+	if err != nil {
+		return Process{}, err
+	}
+	defer status.Close()
+	go func() {
+		<-term
+		l.byHand.Store(true)
+		unix.PidfdSendSignal(l.pidfd, unix.SIGKILL, nil, 0)
+	}()
+	if err := l.record(); err != nil {
+		return Process{}, errors.Join(err, l.abandon())
+	}
+	_, err = release.Write([]byte{'g'})
+	release.Close()
+	if err == nil {
+		var said []byte
+		if said, err = io.ReadAll(io.LimitReader(status, 4096)); err == nil && len(said) > 0 {
+			err = errors.New(string(said))
+		}
+	}
+	if err != nil {
+		return Process{}, errors.Join(err, l.abandon())
+	}
+	return l.run.PID, nil
+}
+
+// clone starts the builder in its namespaces. It waits for a byte on release,
+// and tells on status what failed; status ends when the guest is executed.
+func (l *launcher) clone() (status, release *os.File, err error) {
+	status, statusW, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer statusW.Close()
+	releaseR, release, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer releaseR.Close()
+	attr := &syscall.SysProcAttr{
+		Setsid:     true,
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+		Pdeathsig:  unix.SIGKILL,
+		PidFD:      &l.pidfd,
+	}
+	if l.plan.NoNetwork {
+		attr.Cloneflags |= unix.CLONE_NEWNET
+	}
+	if l.plan.UserNS {
+		attr.Cloneflags |= unix.CLONE_NEWUSER
+		attr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
+		attr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
+	}
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{"sandkeeper", BuildArg}, &syscall.ProcAttr{
+		Dir:   l.plan.Dir,
+		Env:   []string{Variable + "=" + os.Getenv(Variable)},
+		Files: []uintptr{0, 1, 2, statusW.Fd(), releaseR.Fd()},
+		Sys:   attr,
+	})
+	if err != nil {
+		status.Close()
+		release.Close()
+		return nil, nil, fmt.Errorf("namespaces: %w", err)
+	}
+	l.run.PID.ID = pid
+	return status, release, nil
+}
+
+// record writes down what runs, before it does anything.
+func (l *launcher) record() (err error) {
+	if l.run.Boot, err = Boot(); err != nil {
+		return err
+	}
+	if l.run.PID, err = ProcessOf(l.run.PID.ID); err != nil {
+		return err
+	}
+	if l.run.Launcher, err = ProcessOf(os.Getpid()); err != nil {
+		return err
+	}
+	l.run.Started = time.Now().UTC()
+	if err := l.run.Write(l.plan.Dir); err != nil {
+		return fmt.Errorf("record of the run: %w", err)
+	}
+	return nil
+}
+
+// abandon ends what never came to run, and its record.
+func (l *launcher) abandon() error {
+	unix.PidfdSendSignal(l.pidfd, unix.SIGKILL, nil, 0)
+	var status unix.WaitStatus
+	if err := wait(l.run.PID.ID, &status); err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(l.plan.Dir, RecordFile)); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	return nil
+}
+
+// wait waits for the end of PID 1, and with it of all that is in the sandbox,
+// and writes down how it came.
+func (l *launcher) wait() error {
+	fds := []unix.PollFd{{Fd: int32(l.pidfd), Events: unix.POLLIN}}
+	if l.memory != nil {
+		fds = append(fds, unix.PollFd{Fd: int32(l.memory.fd), Events: unix.POLLIN})
+	}
+	for fds[0].Revents == 0 {
+		if _, err := unix.Poll(fds, -1); err != nil && err != unix.EINTR {
+			return os.NewSyscallError("poll", err)
+		}
+		if l.memory != nil && fds[1].Revents != 0 {
+			l.memory.note()
+		}
+	}
+	var status unix.WaitStatus
+	if err := wait(l.run.PID.ID, &status); err != nil {
+		return err
+	}
+	l.run.Finished = time.Now().UTC()
+	l.run.ExitCode = status.ExitStatus()
+	if status.Signaled() {
+		l.run.ExitCode = 128 + int(status.Signal())
+	}
+	killed := status.Signaled() && status.Signal() == unix.SIGKILL && !l.byHand.Load()
+	l.run.OOM = killed && l.memory != nil && l.memory.justRanOut()
+	return l.run.Write(l.plan.Dir)
+}
+
+func wait(pid int, status *unix.WaitStatus) error {
+	for {
+		_, err := unix.Wait4(pid, status, 0, nil)
+		if err != unix.EINTR {
+			return os.NewSyscallError("wait4", err)
+		}
+	}
+}
+
+// enter puts this process into a control group.
+func enter(group string) error {
+	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte("0"), 0); err != nil {
+		return fmt.Errorf("enter control group: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,111 @@
+package launch
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// The arguments by which the guest's binary becomes a launcher or a builder.
+const (
+	Arg      = "launch"
+	BuildArg = "build"
+)
+
+// Variable holds the Plan in the launcher's environment.
+const Variable = "SANDKEEPER_PLAN"
+
+// The names of what is in a sandbox's directory.
+const (
+	RecordFile   = "run.json"
+	LogFile      = "log" // what launcher and PID 1 say on stderr
+	WorkspaceDir = "workspace"
+	HomeDir      = "home"
+	RootDir      = "root"  // the root directory itself
+	UpperDir     = "upper" // changes to what is the host's, a directory for each tree
+	WorkDir      = "work"
+	LinkDir      = "link" // the directory of the guest's socket
+)
+
+// Where things are inside a sandbox.
+const (
+	BinTarget  = "/.sandkeeper/bin"
+	LinkTarget = "/.sandkeeper/link"
+	GuestFile  = "guest" // in the directory of the binary
+)
+
+// Plan is the whole of what a sandbox is and may do.
+type Plan struct {
+	Hostname  string `json:"hostname"`
+	Dir       string `json:"dir"`     // the sandbox's directory
+	Bin       string `json:"bin"`     // the directory of the guest's binary
+	UserNS    bool   `json:"user_ns"` // the server is not root: its user is root inside
+	NoNetwork bool   `json:"no_network"`
+	Writable  bool   `json:"writable"` // changes to the root file system are kept; else there can be none
+
+	Trees  []Tree            `json:"trees"`  // what it sees of the host's files
+	Files  map[string]string `json:"files"`  // below /run, where the host's own files point there
+	Tmp    int64             `json:"tmp"`    // bytes of /tmp; 0: not bounded
+	Shm    int64             `json:"shm"`    // bytes of /dev/shm
+	Guest  string            `json:"guest"`  // the guest's configuration, in its own variable
+	Groups Groups            `json:"groups"` // control groups
+	Probe  bool              `json:"probe"`  // end with 0 where the guest would be executed
+}
+
+// Tree is a directory of the host's, at the same path inside.
+type Tree struct {
+	Path string `json:"path"`
+	Mask string `json:"mask"` // a directory that hides some of it; relative to the sandbox's directory, "" for none
+}
+
+// Groups are the control groups of a sandbox.
+type Groups struct {
+	Enter  []string `json:"enter"`  // directories of groups that PID 1 enters
+	Stand  []string `json:"stand"`  // that the launcher enters
+	Memory string   `json:"memory"` // the one that bounds memory; "" for none
+	Two    bool     `json:"two"`    // version 2
+}
+
+// Run is what is known of one run of a sandbox. The launcher writes it.
+type Run struct {
+	Boot     string    `json:"boot"` // of the machine; a process of another boot is none
+	PID      Process   `json:"pid"`
+	Launcher Process   `json:"launcher"`
+	Started  time.Time `json:"started"`
+	Finished time.Time `json:"finished,omitzero"`
+	ExitCode int       `json:"exit_code"`
+	OOM      bool      `json:"oom"` // it ended for want of memory
+}
+
+// ReadRun reads a sandbox's last run; nil where it never ran.
+func ReadRun(dir string) (*Run, error) {
+	b, err := os.ReadFile(filepath.Join(dir, RecordFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var r Run
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, fmt.Errorf("%s: %w", RecordFile, err)
+	}
+	return &r, nil
+}
+
+// Write replaces the record by rename, so that nobody reads half of one.
+func (r *Run) Write(dir string) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, RecordFile)
+	if err := os.WriteFile(path+".new", b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}

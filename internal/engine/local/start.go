@@ -1,0 +1,228 @@
+package local
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sandkeeper/internal/control"
+	"sandkeeper/internal/engine/local/launch"
+	"sandkeeper/internal/guest/link"
+	"sandkeeper/internal/guest/pid1"
+)
+
+// smallMemoryMB is the memory limit below which a sandbox gets the small /dev/shm.
+const smallMemoryMB = 2048
+
+// Start starts PID 1. A running one is success.
+func (e *Engine) Start(ctx context.Context, name string) error {
+	b, err := e.take(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer e.give(b)
+	if !b.there() {
+		return fmt.Errorf("sandbox %s: %w", name, control.ErrNoSandbox)
+	}
+	if b.run != nil {
+		return nil
+	}
+	if err := e.networkOf(b.kept.Spec.Network); err != nil {
+		return err
+	}
+	if err := e.start(ctx, b); err != nil {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		e.set(func() { err = errors.Join(err, b.unlisten()) })
+		return fmt.Errorf("sandbox start: %w", errors.Join(err, e.can.groups.remove(clean, name)))
+	}
+	return nil
+}
+
+func (e *Engine) start(ctx context.Context, b *box) error {
+	if err := e.bin.install(e.opts.Binary); err != nil {
+		return err
+	}
+	if err := e.listen(b); err != nil {
+		return err
+	}
+	// Counts are of a run: a group that is left over would bring those of the last.
+	if err := e.can.groups.remove(ctx, b.name); err != nil {
+		return err
+	}
+	plan, err := e.plan(b.kept.Spec, b.dir)
+	if err != nil {
+		return err
+	}
+	r, err := e.launch(ctx, plan)
+	if err != nil {
+		return err
+	}
+	last, err := launch.ReadRun(b.dir)
+	if err == nil && last == nil {
+		err = errors.New("the launcher left no record")
+	}
+	if err != nil {
+		return err
+	}
+	e.set(func() { b.last, b.run = last, r })
+	e.events.add(control.EngineEvent{Name: b.name, Env: b.kept.Spec.Env, Kind: control.SandboxStarted, At: last.Started})
+	e.attend(b, r)
+	return nil
+}
+
+// plan says what a sandbox is and may do; its control groups are made.
+func (e *Engine) plan(spec control.SandboxSpec, dir string) (launch.Plan, error) {
+	guest, err := json.Marshal(pid1.Config{Workdir: spec.Workdir, Link: launch.LinkTarget})
+	if err != nil {
+		return launch.Plan{}, err
+	}
+	made, err := e.can.groups.create(spec.Name, spec.Limits)
+	if err != nil {
+		return launch.Plan{}, err
+	}
+	p := launch.Plan{
+		Hostname:  spec.Env,
+		Dir:       dir,
+		Bin:       e.bin.dir,
+		UserNS:    !e.can.root,
+		NoNetwork: spec.Network == "none",
+		Writable:  e.can.writable,
+		Trees:     e.trees,
+		Files:     resolver(),
+		Shm:       1 << 30,
+		Guest:     pid1.Variable + "=" + string(guest),
+		Groups:    made,
+	}
+	if spec.Limits.MemoryMB > 0 {
+		// It is in memory, so half of the limit bounds it: a full /tmp is told as such, not as death.
+		p.Tmp = max(spec.Limits.MemoryMB/2, 1) << 20
+		if spec.Limits.MemoryMB < smallMemoryMB {
+			p.Shm = 64 << 20
+		}
+	}
+	return p, nil
+}
+
+// launch starts a launcher and waits for its answer. The launcher has nothing of
+// ours: it is in a session of its own, and its files are its own.
+func (e *Engine) launch(ctx context.Context, p launch.Plan) (*run, error) {
+	raw, err := json.Marshal(p)
+	if err != nil {
+		return nil, err
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	log, err := os.OpenFile(filepath.Join(p.Dir, launch.LogFile), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	answer, answerW, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Close()
+	pid, err := syscall.ForkExec(e.bin.path(), []string{"sandkeeper", launch.Arg}, &syscall.ProcAttr{
+		Dir:   "/",
+		Env:   []string{launch.Variable + "=" + string(raw), "GOMAXPROCS=1", "GODEBUG=madvdontneed=1"},
+		Files: []uintptr{null.Fd(), null.Fd(), log.Fd(), answerW.Fd()},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	answerW.Close()
+	if err != nil {
+		return nil, fmt.Errorf("launcher: %w", err)
+	}
+	// It is our child until we end; then it is the system's, which waits for it.
+	ended := make(chan struct{})
+	e.wg.Go(func() { e.reap(pid, ended) })
+
+	stop := context.AfterFunc(ctx, func() { unix.Kill(pid, unix.SIGTERM) })
+	line, err := bufio.NewReader(answer).ReadBytes('\n')
+	late := !stop()
+	var status launch.Status
+	switch {
+	case late:
+		<-ended
+		return nil, ctx.Err()
+	case err != nil:
+		<-ended
+		return nil, fmt.Errorf("the launcher ended: %w", errors.Join(err, logged(p.Dir)))
+	}
+	if err := json.Unmarshal(bytes.TrimSpace(line), &status); err != nil {
+		return nil, fmt.Errorf("the launcher's answer: %w", err)
+	}
+	if status.Error != "" {
+		<-ended
+		return nil, errors.New(status.Error)
+	}
+	return newRun(status.PID, ended), nil
+}
+
+// reap waits for a launcher that is our child, or for Close.
+func (e *Engine) reap(pid int, ended chan<- struct{}) {
+	p, err := launch.ProcessOf(pid)
+	if err == nil {
+		var gone bool
+		if gone, err = awaitEnd(e.ctx, p); err == nil && !gone {
+			return
+		}
+	}
+	var status unix.WaitStatus
+	for {
+		if _, err := unix.Wait4(pid, &status, 0, nil); err != unix.EINTR {
+			break
+		}
+	}
+	close(ended)
+}
+
+// logged is what a launcher or a guest said, as an error; nil for nothing.
+func logged(dir string) error {
+	b, err := os.ReadFile(filepath.Join(dir, launch.LogFile))
+	if err != nil || len(b) == 0 {
+		return nil
+	}
+	return errors.New(string(bytes.TrimSpace(b[:min(len(b), 1000)])))
+}
+
+// listen opens the socket that the guest dials.
+func (e *Engine) listen(b *box) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if b.listens != nil {
+		return nil
+	}
+	l, err := link.Listen(filepath.Join(b.dir, launch.LinkDir))
+	if err != nil {
+		return err
+	}
+	b.listens = l
+	return nil
+}
+
+// unlisten closes it; the engine's mu is held.
+func (b *box) unlisten() error {
+	if b.listens == nil {
+		return nil
+	}
+	err := b.listens.Close()
+	b.listens = nil
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // with its directory
+	}
+	return err
+}
