@@ -47,6 +47,10 @@ type hierarchy struct {
 	two         bool
 }
 
+// wanted are the hierarchies of version 1 that we use: for limits, for what is
+// used, and to be out of the server's unit.
+var wanted = []string{"cpu", "cpuacct", "memory", "pids", "name=systemd"}
+
 // hierarchies reads the texts of /proc/self/mountinfo and /proc/self/cgroup.
 func hierarchies(mountinfo, self string) (list []hierarchy) {
 	own := make(map[string]string) // by controller; "" is version 2
@@ -71,7 +75,7 @@ func hierarchies(mountinfo, self string) (list []hierarchy) {
 			h.two, h.own = true, own[""]
 		case "cgroup":
 			for option := range strings.SplitSeq(kind[2], ",") {
-				if _, ok := own[option]; ok {
+				if _, ok := own[option]; ok && slices.Contains(wanted, option) {
 					h.controllers = append(h.controllers, option)
 					h.own = own[option]
 				}
