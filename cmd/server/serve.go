@@ -127,11 +127,12 @@ func newServer(ctx context.Context, c *config, in installation, store *db.Store,
 		fleet:   guest.NewFleet(eng.Dial, log),
 		reaper:  reaper.New(reaper.Options{Engine: eng, Log: log}),
 	}
-	info, err := eng.Info(ctx)
-	if err != nil {
-		log.Warn("the engine does not answer; it is asked again until it does", "engine", in.Engine, "err", err)
+	info, engineErr := eng.Info(ctx)
+	if engineErr != nil {
+		log.Warn("the engine does not answer; it is asked again until it does", "engine", in.Engine, "err", engineErr)
 		info = control.EngineInfo{Name: in.Engine, Isolation: "container"}
 	}
+	var err error
 	s.plane, err = control.Open(ctx, control.Options{
 		Instance: in.Instance, Store: store, Engine: eng, Guests: s.fleet, Alarms: s.reaper, Log: log,
 		EngineInfo: info, Image: c.image, Limits: c.limits,
@@ -143,6 +144,9 @@ func newServer(ctx context.Context, c *config, in installation, store *db.Store,
 	})
 	if err != nil {
 		return nil, err
+	}
+	if engineErr != nil { // before anybody is told otherwise
+		s.plane.EngineSeen(ctx, control.EngineInfo{}, engineErr)
 	}
 	s.agents = agentapi.New(agentapi.Options{
 		Plane: agentapi.On(s.plane), Auth: store, AllowedOrigins: c.allowedOrigins, Version: buildVersion(), Boot: rand.Text(), Log: log,
