@@ -50,19 +50,20 @@ func (s *Session) Acquire(ctx context.Context, r AcquireRequest) (Acquired, erro
 			break
 		}
 		if next := t.envs[r.Name]; next != e { // removed while we waited
-			if next == nil {
-				x := t.begin()
+			x := t.begin()
+			if next != nil {
+				x.uses(s, next)
+			} else {
 				x.join(s, true)
 				if next, err = x.create(s, r); err != nil {
 					return Acquired{}, err
 				}
-				if err := x.finish(ctx); err != nil {
-					return Acquired{}, err
-				}
 				outcome = howCreated
 			}
+			if err := x.finish(ctx); err != nil {
+				return Acquired{}, err
+			}
 			e = next
-			e.users[s] = struct{}{}
 		}
 	}
 	rec := e.rec.Load()
@@ -157,6 +158,7 @@ func (x *tx) create(s *Session, r AcquireRequest) (*env, error) {
 		Persistent: spec.Persistent, Engine: name, Isolation: isolation, Asked: spec, Applied: spec,
 		Lifetime: p.o.Lifetime, Labels: maps.Clone(r.Labels), CreatedAt: x.now,
 		LastActivity: Activity{At: x.now, Kind: "acquire", Actor: s.actor()},
+		Users:        []string{s.rec.ID},
 	}
 	if r.LifetimeS != nil {
 		rec.Lifetime = time.Duration(*r.LifetimeS) * time.Second
@@ -173,7 +175,6 @@ func (x *tx) create(s *Session, r AcquireRequest) (*env, error) {
 	// In the map before its start is launched, which finish does.
 	x.after = append(x.after, func() {
 		x.t.envs[r.Name] = e
-		e.users[s] = struct{}{}
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.envs[e.id] = e

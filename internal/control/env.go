@@ -87,6 +87,8 @@ type Env struct {
 	Tombstone *Tombstone `json:"tombstone,omitempty"` // once removed; also of the last run of a dormant one that was lost
 	Files     bool       `json:"files,omitempty"`     // a sandbox or a workspace of it may be on the engine
 	Recreate  bool       `json:"recreate,omitempty"`  // the next start makes a new root file system from Asked
+
+	Users []string `json:"users,omitempty"` // the sessions that used it since its last turn began: they are told of it
 }
 
 // Key returns the environment's key.

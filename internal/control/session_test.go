@@ -174,6 +174,23 @@ func TestATurnIsAbandoned(t *testing.T) {
 }
 
 func TestAgentsAreTold(t *testing.T) {
+	rule(t, "also after a restart of the server, in the turn or after its end", func(f *fixture) {
+		f.idle("t")
+		f.acquire("u", persistent)
+		f.connect("bystander")
+		for _, down := range []func(time.Duration){f.restart, f.crash} {
+			f.advance(10 * time.Second) // what is written behind is written
+			down(time.Second)
+			f.agent, f.sink, _ = f.resume(f.agent.ID())
+			f.reconcile()
+		}
+		f.advance(10 * time.Minute)
+		f.equal("of the idle one", f.sink.takeStates(), []control.State{control.Stopping, control.Dormant})
+		f.equal("expiring", len(f.sink.takeExpiring()), 1)
+		f.endTurn("u")
+		f.advance(5 * time.Minute)
+		f.equal("of the one in its turn", f.sink.takeStates(), []control.State{control.Stopping, control.Dormant})
+	})
 	rule(t, "of the states of what they used since its last turn began", func(f *fixture) {
 		other, k := f.connect("iris")
 		bystander, b := f.connect("luna")

@@ -45,12 +45,11 @@ type env struct {
 	asking  bool                  // it is being asked
 	readyAt time.Time             // when this process saw it become ready
 	told    time.Time             // the deadline that agents were told of
-	users   map[*Session]struct{} // who used it since its last turn began
 }
 
 func newEnv(t *task, rec *Env) *env {
 	e := &env{t: t, id: rec.ID, changed: make(chan struct{}), execs: map[string]*exec{}, byID: map[string]*exec{},
-		unended: map[string]ExecRecord{}, users: map[*Session]struct{}{}}
+		unended: map[string]ExecRecord{}}
 	e.rec.Store(rec)
 	return e
 }

@@ -274,7 +274,7 @@ func (x *tx) announce(e *env, v verdict) {
 	if c.State == Ready && !v.at.IsZero() && e.told != v.at && !x.now.Before(v.at.Add(-noticeLead(c.Lifetime))) {
 		x.after = append(x.after, func() {
 			e.told = v.at
-			for s := range e.users {
+			for _, s := range e.users() {
 				s.tell(func(k Sink) { k.EnvExpiring(e.id, At(v.at), v.at.Sub(x.now)) })
 			}
 		})

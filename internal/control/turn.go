@@ -23,11 +23,11 @@ func (x *tx) join(s *Session, open bool) (opened bool) {
 		t.Sessions = nil
 		opened = true
 		x.event(nil, TurnBegan, s.actor(), "", map[string]any{"turn": t.Turn})
-		x.after = append(x.after, func() {
-			for _, e := range x.t.envs {
-				clear(e.users)
+		for _, e := range x.t.envs {
+			if len(e.rec.Load().Users) > 0 {
+				x.env(e).Users = nil
 			}
-		})
+		}
 	}
 	if !slices.Contains(t.Sessions, s.rec.ID) {
 		t = x.task()
@@ -40,7 +40,33 @@ func (x *tx) join(s *Session, open bool) (opened bool) {
 
 // uses makes the session one that is told of the environment until the next turn begins.
 func (x *tx) uses(s *Session, e *env) {
-	x.after = append(x.after, func() { e.users[s] = struct{}{} })
+	r := x.env(e)
+	if slices.Contains(r.Users, s.rec.ID) {
+		return
+	}
+	users := []string{s.rec.ID}
+	x.p.mu.RLock()
+	defer x.p.mu.RUnlock()
+	for _, id := range r.Users {
+		if x.p.sessions[id] != nil { // who is over is told no more
+			users = append(users, id)
+		}
+	}
+	r.Users = users
+}
+
+// users are the sessions that are told of the environment; the task is locked.
+func (e *env) users() []*Session {
+	p := e.t.p
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	var all []*Session
+	for _, id := range e.rec.Load().Users {
+		if s := p.sessions[id]; s != nil {
+			all = append(all, s)
+		}
+	}
+	return all
 }
 
 // TurnBegin opens a turn, or joins the one that is open.

@@ -110,11 +110,12 @@ func (l Limits) view() LimitsView {
 
 // tellState tells the sessions that used the environment; the task is locked.
 func (e *env) tellState() {
-	if len(e.users) == 0 {
+	users := e.users()
+	if len(users) == 0 {
 		return
 	}
 	v := e.view()
-	for s := range e.users {
+	for _, s := range users {
 		s.tell(func(k Sink) { k.EnvState(v) })
 	}
 }
