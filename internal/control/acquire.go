@@ -67,7 +67,8 @@ func (s *Session) Acquire(ctx context.Context, r AcquireRequest) (Acquired, erro
 		}
 	}
 	rec := e.rec.Load()
-	return Acquired{Env: e.view(), Outcome: outcome, Drift: drift(r.over(rec.Asked), rec.Applied)}, nil
+	s.met(rec)
+	return Acquired{Env: e.view(), Outcome: outcome, Drift: drift(r.over(rec.Applied), rec.Applied)}, nil
 }
 
 // acquireStep looks at the environment once, the task locked; again asks for another look.
@@ -287,7 +288,11 @@ func (s *Session) resolve(r Ref) (e *env, id string, err error) {
 		}
 		e := s.p.lockEnv(r.Env)
 		if e == nil {
-			return nil, r.Env, s.p.goneOrUnknown(r.Env, s.rec.Owner)
+			err := s.p.goneOrUnknown(r.Env, s.rec.Owner)
+			if AsError(err).Kind == KindGenerationGone { // else it may be another owner's
+				id = r.Env
+			}
+			return nil, id, err
 		}
 		rec := e.rec.Load()
 		if rec.Owner != s.rec.Owner {
@@ -329,7 +334,7 @@ func (s *Session) resolve(r Ref) (e *env, id string, err error) {
 			return nil, id, err
 		}
 	}
-	return nil, id, Errorf(KindNotFound, "the task %q has no environment %q; acquire one", clip(r.Task, 64), clip(r.Name, 64))
+	return nil, "", Errorf(KindNotFound, "the task %q has no environment %q; acquire one", clip(r.Task, 64), clip(r.Name, 64))
 }
 
 // use is what every call that counts as activity does first: resolve, take

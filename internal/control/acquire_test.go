@@ -203,6 +203,13 @@ func TestWhatAnAcquireChanges(t *testing.T) {
 		f.told()
 		f.equal("what it has", []any{v.Persistent, v.LifetimeS, *v.MaxAgeS}, []any{true, 60, 3600})
 	})
+	rule(t, "the answer's drift is about what was asked, the environment's about all that was", func(f *fixture) {
+		f.acquire("t")
+		a := f.acquire("t", image("alpine"))
+		f.equal("asked", [][]string{a.Drift, a.Env.Drift}, [][]string{{"image"}, {"image"}})
+		a = f.acquire("t", onDrift("error"))
+		f.equal("omitted", [][]string{a.Drift, a.Env.Drift}, [][]string{{}, {"image"}})
+	})
 	for _, row := range []struct {
 		field string
 		ask   ask
@@ -348,6 +355,18 @@ func TestOwnersAreApart(t *testing.T) {
 		f.endTurn("t")
 		_, theirs = s.Env(f.Context(), control.Ref{Env: id})
 		f.refused(theirs, control.KindNotFound)
+	})
+	rule(t, "another's result is not found by its id, also once its environment has gone", func(f *fixture) {
+		id := f.acquire("t").Env.ID
+		f.run("t", "make", withID("a"))
+		s, _, err := f.plane.Hello(f.Context(), "stranger", control.Hello{Agent: "x"}, &sink{})
+		f.must(err)
+		for range 2 {
+			_, err = f.as(s).tryRun("", "make", withID("a"), inEnv(id))
+			f.refused(err, control.KindNotFound)
+			f.endTurn("t")
+			f.inState(id, control.Removed)
+		}
 	})
 	rule(t, "a quota counts the owner's environments", func(f *fixture) {
 		f.acquire("a")

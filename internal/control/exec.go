@@ -99,7 +99,11 @@ func (x *exec) hold(now time.Time) (Hold, bool) {
 
 // digestOf tells one command from another: what runs, where, and with what.
 func digestOf(r *RunRequest) string {
-	b, _ := json.Marshal([]any{r.Command, r.Argv, r.Cwd, r.Variables, r.Stdin})
+	vars := r.Variables
+	if len(vars) == 0 {
+		vars = nil // none is none, however it is written
+	}
+	b, _ := json.Marshal([]any{r.Command, r.Argv, r.Cwd, vars, r.Stdin})
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:16])
 }
@@ -116,11 +120,18 @@ func shown(r *RunRequest) string {
 func (s *Session) Run(ctx context.Context, r RunRequest) (Ran, error) {
 	e, id, err := s.resolve(r.Ref)
 	if err != nil {
+		if id == "" || r.ID == "" || r.check() != nil {
+			return Ran{}, err
+		}
 		// An id is remembered longer than its environment.
-		if id != "" && r.ID != "" && r.check() == nil {
-			if rec, ok, rerr := s.p.o.Store.Exec(id, r.ID); rerr == nil && ok && rec.End != nil && rec.Digest == digestOf(&r) {
-				return Ran{Exec: rec.Exec, End: clipEnd(*rec.End, r.outputLimit())}, nil
-			}
+		switch rec, ok, rerr := s.p.o.Store.Exec(id, r.ID); {
+		case rerr != nil || !ok || rec.End == nil && rec.Lost == nil:
+		case rec.Digest != digestOf(&r):
+			return Ran{}, idTaken(r.ID)
+		case rec.Lost != nil:
+			return Ran{}, gone(rec.Lost)
+		case rec.End != nil:
+			return Ran{Exec: rec.Exec, End: clipEnd(*rec.End, r.outputLimit())}, nil
 		}
 		return Ran{}, err
 	}
@@ -147,6 +158,10 @@ func (s *Session) Run(ctx context.Context, r RunRequest) (Ran, error) {
 	return ran, nil
 }
 
+func idTaken(id string) *Error {
+	return Errorf(KindConflict, "the id %q was used for another command", clip(id, 64))
+}
+
 // begin finds the exec of that id, or starts a new one. The task is locked on
 // entry, and not on return. known is the record of one that has ended.
 func (s *Session) begin(ctx context.Context, e *env, r *RunRequest) (x *exec, known *ExecRecord, err error) {
@@ -160,24 +175,26 @@ func (s *Session) begin(ctx context.Context, e *env, r *RunRequest) (x *exec, kn
 	if r.ID != "" {
 		if x := e.byID[r.ID]; x != nil {
 			if x.digest != digest {
-				return nil, nil, Errorf(KindConflict, "the id %q was used for another command", clip(r.ID, 64))
+				return nil, nil, idTaken(r.ID)
 			}
-			return x, nil, nil
+			return x, nil, s.takePart(ctx, t)
 		}
 		rec, ok, err := s.p.o.Store.Exec(e.id, r.ID)
 		switch {
 		case err != nil:
 			return nil, nil, &Error{Kind: KindInternal, Message: "the server could not read its database", Err: err}
-		case ok && rec.Digest != digest:
-			return nil, nil, Errorf(KindConflict, "the id %q was used for another command", clip(r.ID, 64))
-		case ok && (rec.End != nil || rec.Lost != nil):
-			return nil, &rec, nil
-		case ok && rec.Generation != e.rec.Load().Generation:
+		case !ok || rec.refused():
+		case rec.Digest != digest:
+			return nil, nil, idTaken(r.ID)
+		case rec.End != nil || rec.Lost != nil:
+			return nil, &rec, s.takePart(ctx, t)
+		case rec.Generation != e.rec.Load().Generation:
 			return nil, nil, gone(e.endOf(e.rec.Load(), rec.Generation))
-		case ok:
+		default:
 			// It is on disk, and nobody waits for it: the guest says whether it
 			// ever started. By the same name it starts at most once.
 			name = rec.Exec
+			delete(e.unended, name)
 		}
 	}
 	if err := s.p.checkDraining(); err != nil {
@@ -221,6 +238,17 @@ func (s *Session) begin(ctx context.Context, e *env, r *RunRequest) (x *exec, kn
 	}
 	s.p.background(func() { s.p.drive(x) })
 	return x, nil, nil
+}
+
+// takePart makes the session a participant of the turn, if one is open: it has
+// called on the task. The task is locked.
+func (s *Session) takePart(ctx context.Context, t *task) error {
+	x := t.begin()
+	x.join(s, false)
+	if !x.must { // it has a part already, or there is no turn
+		return nil
+	}
+	return x.finish(ctx)
 }
 
 // forget takes an exec that never started out again; the task is locked.
@@ -407,10 +435,19 @@ func (p *Plane) execFailed(x *exec, err error) {
 		close(x.done)
 		return
 	}
-	if errors.Is(err, ErrGuestUnreachable) {
-		e.unasked = true // it may run all the same: the next round asks the guest
-	}
 	tx := e.t.begin()
+	switch _, refused := errors.AsType[*FileError](err); {
+	case errors.Is(err, ErrGuestUnreachable):
+		e.unasked = true // it may run all the same: the next round asks the guest
+		if x.id != "" && x.state == execRunning {
+			e.unended[x.name] = x.record()
+		}
+	case refused && x.id != "":
+		rec := x.record()
+		rec.EndedAt = tx.now
+		tx.must = true
+		tx.batch.Execs = append(tx.batch.Execs, rec)
+	}
 	if x.state == execRunning {
 		tx.activity(e, "exec", cmp.Or(x.actor, e.rec.Load().LastActivity.Actor))
 	}
@@ -418,7 +455,7 @@ func (p *Plane) execFailed(x *exec, err error) {
 	x.cancel()
 	e.forget(x)
 	tx.checkTurn()
-	tx.finish(p.ctx) //nolint:errcheck // written behind; an abandoned turn is looked at again
+	tx.finish(p.ctx) //nolint:errcheck // what was not written is tried again by the same id; an abandoned turn is looked at again
 	p.hub.changed(e.id)
 	close(x.done)
 }
@@ -506,11 +543,28 @@ func (s *Session) recorded(ctx context.Context, e *env, rec ExecRecord, limit in
 	return Ran{Exec: rec.Exec, End: clipEnd(end, limit), Notice: s.notice(e, rec.Generation)}, nil
 }
 
+// met notes the generation in which the session first used the environment's
+// name: what becomes of it is news to the session, though it ran nothing yet.
+func (s *Session) met(r *Env) {
+	k := usedKey(r)
+	s.mu.Lock()
+	_, ok := s.used[k]
+	if !ok {
+		s.used[k] = r.Generation
+	}
+	s.mu.Unlock()
+	if !ok {
+		s.p.markSessionDirty(s)
+	}
+}
+
+func usedKey(r *Env) string { return r.Task + "\x00" + r.Name }
+
 // notice is due once, with the first result of a generation later than the
 // last that the session used.
 func (s *Session) notice(e *env, generation int64) *Notice {
 	r := e.rec.Load()
-	k := r.Task + "\x00" + r.Name
+	k := usedKey(r)
 	s.mu.Lock()
 	last, ok := s.used[k]
 	if generation > last {
@@ -536,13 +590,24 @@ func (s *Session) notice(e *env, generation int64) *Notice {
 	return n
 }
 
+// listPatience is how long a list waits, after a restart, for what the guest knows.
+const listPatience = 5 * time.Second
+
 // Execs lists what runs in the environment and what has lately ended.
-func (s *Session) Execs(_ context.Context, r Ref) ([]ExecView, error) {
+func (s *Session) Execs(ctx context.Context, r Ref) ([]ExecView, error) {
 	e, _, err := s.resolve(r)
 	if err != nil {
 		return nil, err
 	}
 	defer e.t.mu.Unlock()
+	ctx, cancel := context.WithTimeoutCause(ctx, listPatience,
+		&Error{Kind: KindEngineUnavailable, Message: "what runs in the sandbox is not known yet; try again", RetryAfter: 2 * time.Second})
+	defer cancel()
+	for e.unknown() && e.rec.Load().State == Ready {
+		if e.t.unlockedWait(ctx, e.changed) != nil {
+			return nil, context.Cause(ctx)
+		}
+	}
 	return e.execViews(), nil
 }
 
@@ -581,19 +646,30 @@ func clipEnd(end ExecEnd, limit int) ExecEnd {
 	return end
 }
 
-// headTail keeps the first 40 % and the last 60 % of limit, cut at character
-// boundaries where the text is UTF-8, and counts what is left out.
+// headTail keeps the first 40 % and the last 60 % of limit, and counts what is
+// left out. A character of UTF-8 is not cut in two: it is left out.
 func headTail(b []byte, omitted int64, limit int) ([]byte, int64) {
 	if len(b) <= limit {
 		return b, omitted
 	}
 	head := limit * 2 / 5
 	tail := len(b) - (limit - head)
-	for i := 0; i < utf8.UTFMax-1 && head > 0 && !utf8.RuneStart(b[head]); i++ {
-		head--
-	}
-	for i := 0; i < utf8.UTFMax-1 && tail < len(b) && !utf8.RuneStart(b[tail]); i++ {
-		tail++
-	}
+	head, _ = character(b, head)
+	_, tail = character(b, tail)
 	return slices.Concat(b[:head], b[tail:]), omitted + int64(tail-head)
+}
+
+// character returns where the character begins and ends that a cut at i would
+// divide; i twice where it divides none.
+func character(b []byte, i int) (begin, end int) {
+	for begin = i - 1; begin >= 0 && begin > i-utf8.UTFMax; begin-- {
+		if !utf8.RuneStart(b[begin]) {
+			continue
+		}
+		if _, size := utf8.DecodeRune(b[begin:]); begin+size > i {
+			return begin, begin + size
+		}
+		break
+	}
+	return i, i
 }

@@ -109,6 +109,56 @@ func TestACommandNeverRunsTwice(t *testing.T) {
 		f.equal("the exit code", f.run("", "make", withID("a"), inEnv(id)).End.ExitCode, 3)
 		started(f, 1)
 	})
+	rule(t, "an id of a removed environment is still its command's, and its end's", func(f *fixture) {
+		id := f.acquire("t", persistent).Env.ID
+		r := f.runLater("t", "make", withID("a"))
+		f.die(id, 137, true)
+		<-r.done
+		f.guests.OnStart(answer)
+		f.run("t", "make", withID("b"))
+		_, err := f.plane.Kill(f.Context(), "operator:ada", id, true)
+		f.must(err)
+		synctest.Wait()
+		f.inState(id, control.Removed)
+		_, err = f.tryRun("t", "make", withID("a"))
+		f.equal("the reason", f.refused(err, control.KindGenerationGone).Tombstone.Reason, "out of memory")
+		_, err = f.tryRun("t", "make all", withID("b"))
+		f.refused(err, control.KindConflict)
+		_, err = f.tryRun("t", "make", withID("c"))
+		f.equal("the reason", f.refused(err, control.KindGenerationGone).Tombstone.Reason, "killed and purged by an operator")
+	})
+	rule(t, "no variables are no variables, however they are written", func(f *fixture) {
+		f.acquire("t")
+		f.run("t", "make", withID("a"))
+		f.run("t", "make", withID("a"), func(r *control.RunRequest) { r.Variables = map[string]string{} })
+		started(f, 1)
+	})
+	rule(t, "what was never started leaves its id free, in this generation and the next", func(f *fixture) {
+		for range 2 {
+			f.acquire("t", persistent)
+			_, err := f.tryRun("t", "make", withID("a"), func(r *control.RunRequest) { r.Cwd = "/nowhere" })
+			f.refused(err, control.KindNotFound)
+			f.endTurn("t")
+			f.advance(5 * time.Minute)
+		}
+		f.run("t", "make", withID("a"))
+		started(f, 1)
+	})
+	rule(t, "one that may have started is found by its id once the guest answers", func(f *fixture) {
+		f.acquire("t", persistent)
+		f.guests.OnStart(controltest.Running)
+		f.guests.Inject(controltest.Fault{Call: "Start", Err: control.ErrGuestUnreachable, After: true})
+		_, err := f.tryRun("t", "make", withID("a"))
+		f.refused(err, control.KindEngineUnavailable)
+		f.guests.Clear()
+		f.reconcile()
+		r := f.runLater("t", "make", withID("a"))
+		f.end(control.ExecEnd{ExitCode: 3})
+		<-r.done
+		f.must(r.err)
+		f.equal("the exit code", r.End.ExitCode, 3)
+		started(f, 1)
+	})
 	rule(t, "an id is forgotten 24 h after the end", func(f *fixture) {
 		id := f.acquire("t", persistent).Env.ID
 		f.run("t", "make", withID("a"))
@@ -357,6 +407,40 @@ func TestExecList(t *testing.T) {
 		f.must(err)
 		f.equal("later", len(vs), 2)
 	})
+	rule(t, "has them after a restart too, from the guest", func(f *fixture) {
+		id := f.acquire("t", persistent).Env.ID
+		f.run("t", "ended", withID("a"))
+		f.runLater("t", "running", withID("b"), timeout(time.Hour))
+		for _, down := range []func(time.Duration){f.restart, f.crash} {
+			down(time.Second)
+			f.agent, f.sink, _ = f.resume(f.agent.ID())
+			type list struct {
+				vs  []control.ExecView
+				err error
+			}
+			got := make(chan list, 1)
+			go func() {
+				vs, err := f.agent.Execs(f.Context(), control.Ref{Env: id})
+				got <- list{vs, err}
+			}()
+			synctest.Wait()
+			f.reconcile() // asks the guest
+			l := <-got
+			f.must(l.err)
+			var said []string
+			for _, v := range l.vs {
+				said = append(said, v.ID+" "+v.Command+" "+v.State)
+			}
+			f.equal("the list", said, []string{"a ended exited", "b running running"})
+		}
+	})
+	rule(t, "is not told short where the guest was not asked yet", func(f *fixture) {
+		id := f.acquire("t", persistent).Env.ID
+		f.restart(time.Second)
+		f.agent, f.sink, _ = f.resume(f.agent.ID())
+		_, err := f.agent.Execs(f.Context(), control.Ref{Env: id})
+		f.refused(err, control.KindEngineUnavailable)
+	})
 }
 
 func TestOutputIsBounded(t *testing.T) {
@@ -384,6 +468,16 @@ func TestOutputIsBounded(t *testing.T) {
 		f.advance(5 * time.Minute)
 		r := f.run("t", "seq", all)
 		f.equal("lost, in the next generation", r.End.OutputLost, true)
+	})
+	rule(t, "what is no text is cut at the byte", func(f *fixture) {
+		f.acquire("t")
+		for _, b := range []string{"\x80", "\xff", "\xe2\x82"} {
+			f.guests.OnStart(func(string, control.ExecStart) *control.ExecEnd {
+				return &control.ExecEnd{Stdout: bytes.Repeat([]byte(b), 100)}
+			})
+			r := f.run("t", "x", func(r *control.RunRequest) { r.OutputLimit = ptr(int64(50)) })
+			f.equal("kept", len(r.End.Stdout), 50)
+		}
 	})
 	rule(t, "a character is not cut in two", func(f *fixture) {
 		f.acquire("t")
@@ -417,6 +511,26 @@ func TestANotice(t *testing.T) {
 		f.equal("what was kept", n.Kept, []string{"root file system", "workspace"})
 		if n := f.run("t", "true").Notice; n != nil {
 			f.Fatalf("twice: %+v", n)
+		}
+	})
+	rule(t, "comes also where the session had run nothing yet", func(f *fixture) {
+		for name, use := range map[string]func(id string) error{
+			"acquire": func(string) error { f.acquire("acquire", persistent); return nil },
+			"file": func(id string) error {
+				_, err := f.agent.StatFile(f.Context(), control.Ref{Env: id}, ".")
+				return err
+			},
+		} {
+			other, _ := f.connect("iris")
+			id := f.as(other).acquire(name, persistent).Env.ID
+			f.must(use(id))
+			f.endTurn(name)
+			f.advance(5 * time.Minute)
+			_, err := f.agent.StatFile(f.Context(), control.Ref{Env: id}, ".")
+			f.must(err)
+			if n := f.run(name, "true").Notice; n == nil || n.Generation != 2 {
+				f.Fatalf("%s: %+v", name, n)
+			}
 		}
 	})
 	rule(t, "is each session's own", func(f *fixture) {

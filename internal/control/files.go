@@ -35,6 +35,9 @@ func (s *Session) onFiles(ctx context.Context, r Ref, check func() error, f func
 		err = x.finish(ctx)
 	}
 	generation := e.rec.Load().Generation
+	if err == nil {
+		s.met(e.rec.Load())
+	}
 	e.t.mu.Unlock()
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 )
@@ -245,6 +246,7 @@ func (e *env) ask() {
 		if r := e.rec.Load(); r.State == Ready && r.Generation == generation {
 			e.takeUp(list)
 		}
+		e.bump()
 		x := e.t.begin()
 		x.checkTurn()
 		x.finish(p.ctx) //nolint:errcheck // looked at again by the task's alarm
@@ -258,7 +260,7 @@ func (e *env) takeUp(list []ExecStatus) {
 	generation := e.rec.Load().Generation
 	for _, s := range list {
 		rec, recorded := e.unended[s.Exec]
-		if e.execs[s.Exec] != nil || !s.Running && !s.Left && !recorded {
+		if e.execs[s.Exec] != nil || slices.ContainsFunc(e.ended, func(x *exec) bool { return x.name == s.Exec }) {
 			continue
 		}
 		x := e.newExec(s.Exec, s.StartedAt)
@@ -268,11 +270,22 @@ func (e *env) takeUp(list []ExecStatus) {
 			x.id, x.digest = rec.ID, rec.Digest
 			e.byID[x.id] = x
 		}
-		e.execs[x.name] = x
-		if s.Left && !recorded {
-			x.state, x.leftSince, x.endedAt = execLeft, latest(s.EndedAt, s.StartedAt), s.EndedAt
-			x.end.ExitCode = s.ExitCode
+		if !recorded && !s.Running {
+			// Its end was told, by an earlier process.
+			if rec, ok, err := p.o.Store.ExecByName(s.Exec); err == nil && ok {
+				x.id = rec.ID
+			}
+			x.state, x.endedAt, x.end.ExitCode = execEnded, s.EndedAt, s.ExitCode
 			close(x.done)
+			if !s.Left {
+				x.cancel()
+				e.keepEnded(x, p.Now())
+				continue
+			}
+			x.state, x.leftSince = execLeft, latest(s.EndedAt, s.StartedAt)
+		}
+		e.execs[x.name] = x
+		if x.state == execLeft {
 			p.background(func() { p.followLeft(x) })
 			continue
 		}

@@ -80,6 +80,27 @@ func TestASession(t *testing.T) {
 }
 
 func TestATurnIsAbandoned(t *testing.T) {
+	rule(t, "but not while somebody else waits, or has asked, for its command by its id", func(f *fixture) {
+		id := f.acquire("t").Env.ID
+		f.runLater("t", "make", withID("a"))
+		f.agent.Disconnect(f.sink)
+		f.advance(2 * time.Minute)
+		other, k := f.connect("iris")
+		r := f.as(other).runLater("t", "make", withID("a"))
+		f.end(control.ExecEnd{ExitCode: 3})
+		<-r.done
+		f.must(r.err)
+		f.advance(10 * time.Minute)
+		f.inState(id, control.Ready)
+		third, k3 := f.connect("luna")
+		f.as(third).run("t", "make", withID("a"))
+		other.Disconnect(k)
+		f.advance(10 * time.Minute)
+		f.inState(id, control.Ready)
+		third.Disconnect(k3)
+		f.advance(time.Minute)
+		f.inState(id, control.Removed)
+	})
 	rule(t, "when every participant has been gone for the grace", func(f *fixture) {
 		eph := f.acquire("t").Env.ID
 		per := f.acquire("t", named("p"), persistent).Env.ID

@@ -236,7 +236,7 @@ func startError(err error, r *Env) error {
 	case errors.Is(err, ErrSpecRefused):
 		return &Error{Kind: KindInvalid, Message: err.Error(), Err: err}
 	case errors.Is(err, errSandboxDied):
-		return &Error{Kind: KindInternal, Message: "the sandbox ended while it started: " + err.Error(), Err: err}
+		return &Error{Kind: KindInternal, Message: "the sandbox ended while it started: its first process did", Err: err}
 	case errors.Is(err, ErrGuestUnreachable), errors.Is(err, context.DeadlineExceeded):
 		return &Error{Kind: KindEngineUnavailable, Message: "the sandbox did not come up in time; the call can be repeated", RetryAfter: 2 * time.Second, Err: err}
 	}

@@ -113,6 +113,9 @@ type ExecRecord struct {
 	Lost       *Tombstone    `json:"lost,omitempty"` // once its sandbox went before its end
 }
 
+// refused tells whether it was never started, and never will be: its id is free again.
+func (x *ExecRecord) refused() bool { return !x.EndedAt.IsZero() && x.End == nil && x.Lost == nil }
+
 // Orphan is a sandbox with our label and without a record.
 type Orphan struct {
 	Name    string    `json:"name"` // of the sandbox
