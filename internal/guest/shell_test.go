@@ -130,6 +130,13 @@ func TestCwdIsTold(t *testing.T) {
 	if string(end.Stdout) != "/workspace\n" || end.CwdLost != "/workspace/d" || end.Cwd != "/workspace" {
 		t.Errorf("stdout %q, cwd %q, lost %q", end.Stdout, end.Cwd, end.CwdLost)
 	}
+	// It was told, and the shell stands in the workdir from then on.
+	if end := s.sh(t, "mkdir d"); end.CwdLost != "" || end.Cwd != "/workspace" {
+		t.Errorf("told again: cwd %q, lost %q", end.Cwd, end.CwdLost)
+	}
+	if end := s.sh(t, "pwd"); string(end.Stdout) != "/workspace\n" {
+		t.Errorf("it went back to %q", end.Stdout)
+	}
 }
 
 func TestTheLastToEndWins(t *testing.T) {

@@ -209,7 +209,11 @@ func (e *execution) finish(status int, wait unix.WaitStatus, empty bool) {
 				if pwd := exported["PWD"]; pwd != "" {
 					end.Cwd = pwd
 				}
-				e.run.shells.commit(s.from.next(e.dir, s.env, exported))
+				from := s.from
+				if e.cwdLost != "" { // told by now: what comes next begins where this one was
+					from = &shellState{vars: from.vars}
+				}
+				e.run.shells.commit(from.next(e.dir, s.env, exported))
 			}
 		}
 		s.file.Close()
