@@ -302,7 +302,7 @@ func (s *socket) hello(req request, refuse func(*wireError), leave func()) {
 		return
 	}
 	p := readParams(req.params, helloFields)
-	h := control.Hello{Agent: p.name("agent"), Version: p.name("version"), Session: p.textOrNone("session")}
+	h := control.Hello{Agent: p.name("agent"), Version: p.textOrNone("version"), Session: p.textOrNone("session")}
 	p.need("agent")
 	if n := p.whole("disconnect_grace_seconds"); n != nil {
 		if *n < 0 {

@@ -78,7 +78,7 @@ func TestHelloOfTheWrongShape(t *testing.T) {
 			t.Errorf("%s: %v, want -32602 for %s", params, r.Error, field)
 		}
 	}
-	if r := p.call("hello", `{"agent":"a","disconnect_grace_seconds":1e30}`); r.Error != nil {
+	if r := p.call("hello", `{"agent":"a","version":"","disconnect_grace_seconds":1e30}`); r.Error != nil {
 		t.Error(r.Error)
 	}
 	if h := s.plane.last().(control.Hello); h.Grace == nil || *h.Grace <= 0 {
