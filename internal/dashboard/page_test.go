@@ -91,7 +91,7 @@ func TestSentencesTellWhatTheDataSays(t *testing.T) {
 	}{
 		{control.Event{Kind: control.EnvLost, Task: "t", Env: "e", Data: map[string]any{"exit_code": 137.0, "oom": true}}, "t died by itself with exit code 137, out of memory"},
 		{control.Event{Kind: control.TurnEnded, Task: "t", Data: map[string]any{"turn": 3, "outcome": "done", "decisions": []any{map[string]any{"decision": "kept"}, map[string]any{"decision": "removed"}}}}, "A turn of t ended (turn 3, done): 1 kept, 1 removed"},
-		{control.Event{Kind: control.ReaperStopped, Task: "t", Name: "db", Env: "e", Reason: "idle 300 s"}, "The reaper stopped t / db: idle 300 s"},
+		{control.Event{Kind: control.ReaperStopped, Task: "t", Name: "db", Env: "e", Reason: "idle 300 s"}, "The reaper stopped \u2068t\u2069 / \u2068db\u2069: idle 300 s"},
 		{control.Event{Kind: control.OperatorLogin, Actor: "operator:ann"}, "Operator ann signed in"},
 		{control.Event{Kind: control.EnvPinned, Task: "t", Env: "e", Actor: "operator:ann"}, "t was pinned by operator ann"},
 	}

@@ -74,7 +74,7 @@ func theirs(s string) templates.Part { return templates.Part{Text: s, Theirs: tr
 func envPart(ev control.Event) templates.Part {
 	text := ev.Task
 	if ev.Name != "" && ev.Name != "main" {
-		text += " / " + ev.Name
+		text = isolate(ev.Task) + " / " + isolate(ev.Name) // neither turns the other around
 	}
 	if text == "" {
 		text = ev.Env
