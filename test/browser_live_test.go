@@ -92,7 +92,7 @@ func TestPageFollowsAgentAndReaper(t *testing.T) {
 	if stopped.Time.Before(deadlines[brief].Time) {
 		t.Errorf("it was reaped at %v, before its deadline %v", stopped.Time, deadlines[brief])
 	}
-	tab.Sees(fmt.Sprintf("#feed > #event-%d.by-reaper", stopped.Seq), "The reaper stopped report / brief")
+	tab.Sees(fmt.Sprintf("#feed > #event-%d.by-reaper", stopped.Seq), "The reaper stopped \u2068report\u2069 / \u2068brief\u2069")
 
 	// The other ticks by itself. Looking on, here and elsewhere, moves no deadline.
 	seconds := "(([m, s]) => m * 60 + Number(s))(" + test.Element(countdown) + ".innerText.split(':'))"
