@@ -85,6 +85,7 @@ func TestServerStartsStopsAndStartsAgainWithoutItsEngine(t *testing.T) {
 	if code, stderr := s.stop(); code != 0 {
 		t.Fatalf("stopped again with %d: %s", code, stderr)
 	}
+	down := 0
 	kinds := ""
 	events, _, _, err := openStore(t, dir).Events(0, 1000, control.EventFilter{})
 	if err != nil {
@@ -94,6 +95,12 @@ func TestServerStartsStopsAndStartsAgainWithoutItsEngine(t *testing.T) {
 		if ev.Kind == control.ServerStarted || ev.Kind == control.ServerStopping {
 			kinds += string(ev.Kind) + " "
 		}
+		if ev.Kind == control.EngineDown {
+			down++
+		}
+	}
+	if down != 2 {
+		t.Errorf("that the engine is down is told %d times in two starts", down)
 	}
 	if want := "server.started server.stopping server.started server.stopping "; kinds != want {
 		t.Errorf("the log says %s", kinds)

@@ -64,20 +64,21 @@ func (p *Plane) EngineSeen(ctx context.Context, info EngineInfo, err error) {
 
 // Observe takes one event of the engine. Events that are older than the
 // present run of a sandbox, and those of a teardown of ours, change nothing.
-func (p *Plane) Observe(ctx context.Context, ev EngineEvent) {
-	if ev.Kind == SandboxStarted {
-		return // the next listing compares states
-	}
+// look is true where the event alone does not settle it, and a listing would.
+func (p *Plane) Observe(ctx context.Context, ev EngineEvent) (look bool) {
 	e := p.lockEnv(ev.Env)
 	if e == nil {
-		return
+		return false
 	}
 	defer e.t.mu.Unlock()
 	r := e.rec.Load()
 	if ev.Name != e.sandbox() || !ev.At.IsZero() && ev.At.Before(r.StartedAt) {
-		return
+		return false
 	}
 	switch {
+	case ev.Kind == SandboxStarted:
+		// By somebody else, or by an earlier start of ours and stopped since.
+		return r.State == Dormant
 	case r.State == Ready:
 		if ev.Kind == SandboxDied {
 			e.lost(ctx, &ev.ExitCode, ev.OOM)
@@ -87,6 +88,7 @@ func (p *Plane) Observe(ctx context.Context, ev EngineEvent) {
 	case r.State == Starting && e.job != nil && ev.Kind == SandboxDied:
 		e.job.cancel(errSandboxDied)
 	}
+	return false
 }
 
 // lost takes the end of a sandbox that ended by itself; the task is locked.

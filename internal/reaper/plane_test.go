@@ -162,6 +162,17 @@ func TestAnEngineThatWasDownIsCaughtUpWith(t *testing.T) {
 	})
 }
 
+func TestAStartBehindOurBackIsSeenAtOnce(t *testing.T) {
+	inHouse(t, func(h *house) {
+		id := h.idle("t")
+		h.pass(lifetime + time.Second)
+		h.inState(id, control.Dormant)
+		h.must(h.engine.Start(h.Context(), "sandkeeper-test-"+id))
+		synctest.Wait()
+		h.inState(id, control.Ready)
+	})
+}
+
 func TestADeathIsSeenAtOnce(t *testing.T) {
 	inHouse(t, func(h *house) {
 		id := h.idle("t")

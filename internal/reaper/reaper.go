@@ -8,8 +8,8 @@
 // worked on twice at once: a deadline that is set meanwhile is honoured after.
 //
 // Beside that it brings the plane the engine's events and listings: at start,
-// after each connection to the engine's events, and every 30 s as the safety
-// net. While the engine does not answer it is asked again after 100 ms, and
+// after each connection to the engine's events, where an event asks for one,
+// and every 30 s as the safety net. While the engine does not answer it is asked again after 100 ms, and
 // then at ever longer times up to 2 s; deadlines go on meanwhile.
 package reaper
 
@@ -28,7 +28,7 @@ type Plane interface {
 	Due(ctx context.Context, key string) (teardown bool)
 	Teardown(ctx context.Context, key string)
 	Reconcile(ctx context.Context, listed []control.SandboxStatus, began time.Time) error
-	Observe(ctx context.Context, ev control.EngineEvent)
+	Observe(ctx context.Context, ev control.EngineEvent) (look bool)
 	EngineSeen(ctx context.Context, info control.EngineInfo, err error)
 	Housekeep(ctx context.Context)
 }

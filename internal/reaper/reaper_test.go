@@ -94,8 +94,9 @@ func (p *plane) Reconcile(_ context.Context, listed []control.SandboxStatus, beg
 	return nil
 }
 
-func (p *plane) Observe(_ context.Context, ev control.EngineEvent) {
+func (p *plane) Observe(_ context.Context, ev control.EngineEvent) (look bool) {
 	p.note("observe %s %s", ev.Name, ev.Kind)
+	return false
 }
 
 func (p *plane) EngineSeen(_ context.Context, info control.EngineInfo, err error) {

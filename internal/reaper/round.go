@@ -121,7 +121,9 @@ func (r *Reaper) watch() {
 			if ev.At.After(since) {
 				since = ev.At
 			}
-			r.plane.Observe(r.ctx, ev)
+			if r.plane.Observe(r.ctx, ev) {
+				r.askRound()
+			}
 		})
 		if r.ctx.Err() != nil {
 			return
