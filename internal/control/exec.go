@@ -403,6 +403,8 @@ func (p *Plane) execEnded(x *exec, end ExecEnd) {
 		rec.EndedAt = tx.now
 		kept := end
 		if len(end.Stdout) > recordedBytes || len(end.Stderr) > recordedBytes {
+			kept.OmittedOut += int64(len(end.Stdout))
+			kept.OmittedErr += int64(len(end.Stderr))
 			kept.Stdout, kept.Stderr, kept.OutputLost = nil, nil, true
 		}
 		rec.End = &kept

@@ -210,7 +210,7 @@ func (s *stream) join(limit int) (b []byte, omitted int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.lost || limit < 0 {
-		return nil, 0
+		return nil, s.total
 	}
 	head := int64(limit) * 40 / 100
 	tail := int64(limit) - head
