@@ -7,27 +7,28 @@ import (
 
 	"sandkeeper/internal/engine"
 	"sandkeeper/internal/engine/docker"
+	"sandkeeper/internal/engine/local"
 	"sandkeeper/internal/guest/guestbin"
 )
 
 // openEngine settles which engine it is and opens it; what it keeps on this
-// machine is in dir. An engine that does not answer is no error: it may come up later.
-func openEngine(ctx context.Context, c *config, in *installation, dir string, around docker.Surroundings, log *slog.Logger) (engine.Engine, error) {
-	err := in.chooseEngine(c.engine, func() string {
-		if ok, _ := docker.Configured(around); ok {
-			return "docker"
-		}
-		return "local"
-	})
-	if err != nil {
+// machine is in dir. Docker that does not answer is no error: it may come up
+// later. A machine on which local cannot isolate is one: it will not change by itself.
+func openEngine(ctx context.Context, c *config, in *installation, dir string, around docker.Surroundings, pruneOnly bool, log *slog.Logger) (engine.Engine, error) {
+	if err := in.chooseEngine(c.engine, auto(around)); err != nil {
 		return nil, err
 	}
-	switch {
-	case in.Engine == "docker":
-	case c.engine == "auto":
-		return nil, usagef(`no docker engine is configured here (by DOCKER_HOST, a docker context or the default socket), and the engine "local" is not in this version: install Docker, or point DOCKER_HOST at an engine`)
-	default:
-		return nil, usagef(`the engine "local" is not in this version: use --engine docker`)
+	if in.Engine == "local" {
+		// There are no images, so that none can be the default.
+		c.image = ""
+		log.Info("engine", "engine", in.Engine)
+		eng, err := local.New(ctx, local.Options{
+			Instance: in.Instance, DataDir: dir, Binary: guestbin.Binary, Log: log, ReadOnlyRoot: c.readOnlyRoot, PruneOnly: pruneOnly,
+		})
+		if err != nil {
+			return nil, err
+		}
+		return eng, nil
 	}
 	host, err := docker.Discover(around)
 	if errors.Is(err, docker.ErrNotConfigured) {
@@ -42,4 +43,14 @@ func openEngine(ctx context.Context, c *config, in *installation, dir string, ar
 		Instance: in.Instance, Host: host, Surroundings: around, DataDir: dir, Binary: guestbin.Binary,
 		Link: c.link, Log: log, ReadOnlyRoot: c.readOnlyRoot,
 	})
+}
+
+// auto takes docker wherever something points at it, answering or not.
+func auto(around docker.Surroundings) func() string {
+	return func() string {
+		if ok, _ := docker.Configured(around); ok {
+			return "docker"
+		}
+		return "local"
+	}
 }

@@ -71,7 +71,7 @@ func prune(cmd *cobra.Command, c *config, id string) (err error) {
 		}
 		defer os.RemoveAll(dir)
 	}
-	eng, err := openEngine(cmd.Context(), c, &in, dir, docker.System(), slog.New(slog.DiscardHandler))
+	eng, err := openEngine(cmd.Context(), c, &in, dir, docker.System(), true, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}

@@ -87,7 +87,7 @@ func serve(ctx context.Context, c *config, stdout io.Writer, log *slog.Logger) (
 	}
 	defer func() { err = errors.Join(err, admin.stop()) }()
 
-	eng, err := openEngine(ctx, c, &in, c.dataDir, docker.System(), log)
+	eng, err := openEngine(ctx, c, &in, c.dataDir, docker.System(), false, log)
 	if err != nil {
 		return err
 	}

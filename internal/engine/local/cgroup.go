@@ -353,6 +353,37 @@ func removeGroup(ctx context.Context, dir string) error {
 	}
 }
 
+// kill ends every process in a sandbox's groups, and removes them. Its launcher
+// goes with its PID 1.
+func (g groups) kill(ctx context.Context, name string) error {
+	for _, base := range g.dirs() {
+		b, err := os.ReadFile(filepath.Join(base, name, "cgroup.procs"))
+		if err != nil {
+			continue
+		}
+		for id := range strings.FieldsSeq(string(b)) {
+			pid, err := strconv.Atoi(id)
+			if err != nil || pid <= 0 {
+				continue
+			}
+			p, err := launch.ProcessOf(pid)
+			if err != nil || !inGroup(pid, "/"+filepath.Base(base)+"/"+name) {
+				continue // gone meanwhile
+			}
+			if err := signal(p, unix.SIGKILL); err != nil {
+				return err
+			}
+		}
+	}
+	return g.remove(ctx, name)
+}
+
+// inGroup says whether a process is in a group whose path ends so.
+func inGroup(pid int, group string) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	return err == nil && strings.Contains(string(b)+"\n", group+"\n")
+}
+
 // removeAll removes the instance's own groups, once there is nothing in them.
 func (g groups) removeAll(ctx context.Context) error {
 	var errs []error

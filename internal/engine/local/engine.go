@@ -229,8 +229,18 @@ func (e *Engine) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var errs []error
+	running := false
 	for _, b := range e.boxes {
 		errs = append(errs, b.unlisten())
+		running = running || b.run != nil
+	}
+	if !running {
+		// The next server makes them anew. Who is still in one keeps it.
+		ctx, cancel := context.WithTimeout(context.Background(), groupsWait)
+		defer cancel()
+		if err := e.can.groups.removeAll(ctx); err != nil {
+			e.log.Debug("control groups stay", "err", err)
+		}
 	}
 	return errors.Join(errs...)
 }

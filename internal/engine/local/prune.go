@@ -35,10 +35,19 @@ func (e *Engine) Prune(ctx context.Context) (removed []string, err error) {
 	if len(errs) > 0 {
 		return removed, errors.Join(errs...)
 	}
-	if e.opts.PruneOnly {
-		return removed, errors.Join(e.can.groups.removeAll(ctx), os.RemoveAll(e.dir))
+	if !e.opts.PruneOnly {
+		return removed, nil
 	}
-	return removed, nil
+	// What runs although its data is elsewhere, or gone, is found by its groups.
+	for _, name := range e.can.groups.left() {
+		if err := e.can.groups.kill(ctx, name); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		removed = append(removed, "processes of "+name)
+	}
+	errs = append(errs, e.can.groups.removeAll(ctx), os.RemoveAll(e.dir))
+	return removed, errors.Join(errs...)
 }
 
 func (e *Engine) pruneOne(ctx context.Context, name string) (was string, err error) {

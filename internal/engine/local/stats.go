@@ -77,7 +77,8 @@ func statsOfTree(root launch.Process) (s engine.Stats, err error) {
 		next = append(next[1:], children[pid]...)
 		s.Pids++
 		s.CPU += time.Duration(all[pid].Ticks) * tick
-		s.Memory += all[pid].Pages * int64(os.Getpagesize())
+		// The kernel's count lags behind a young process, which has a page for sure.
+		s.Memory += max(all[pid].Pages, 1) * int64(os.Getpagesize())
 	}
 	s.CPU = max(s.CPU, runTime(root.ID))
 	return s, nil
