@@ -55,7 +55,12 @@ func eachOnce(t *testing.T, s *test.Server, tab *test.Tab) {
 // The page follows an agent's turn, and the reaper after it, without a reload.
 func TestPageFollowsAgentAndReaper(t *testing.T) {
 	t.Parallel()
-	s := test.Start(t)
+	test.Each(t, pageFollowsAgentAndReaper)
+}
+
+func pageFollowsAgentAndReaper(t *testing.T, on test.On) {
+	t.Parallel()
+	s := on.Start(t)
 	tab := test.OpenTab(t)
 	tab.SignIn(s)
 	tab.Sees("#empty", "No environments yet")
@@ -121,7 +126,12 @@ func TestPageFollowsAgentAndReaper(t *testing.T) {
 // After a crash of the server the page says that it is lost, and catches up by itself.
 func TestPageCatchesUpAfterACrash(t *testing.T) {
 	t.Parallel()
-	s := test.Start(t, "--listen", test.Address(t))
+	test.Each(t, pageCatchesUpAfterACrash)
+}
+
+func pageCatchesUpAfterACrash(t *testing.T, on test.On) {
+	t.Parallel()
+	s := on.Start(t, "--listen", test.Address(t))
 	w := s.Wire(t)
 	lost := w.Acquire(t, "dies meanwhile", test.Params{"persistent": true}).Env.ID
 	w.EndTurn(t, "dies meanwhile")
@@ -150,7 +160,7 @@ func TestPageCatchesUpAfterACrash(t *testing.T) {
 	if !ok {
 		t.Fatal("its container has gone with the server")
 	}
-	s.Docker.Run(t, "kill", c.ID)
+	s.KillBehind(t, c)
 
 	s.Restart(t)
 	w = s.Wire(t)

@@ -321,6 +321,11 @@ func TestCountdownSurvivesACrash(t *testing.T) {
 // The public client asks again by itself, by an id that it made.
 func TestClientRidesOutACrash(t *testing.T) {
 	t.Parallel()
+	test.Each(t, clientRidesOutACrash)
+}
+
+func clientRidesOutACrash(t *testing.T, on test.On) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -329,7 +334,7 @@ func TestClientRidesOutACrash(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	s := test.Start(t, "--listen", addr)
+	s := on.Start(t, "--listen", addr)
 	agent := s.Agent(t, "rider")
 	env := agent.Acquire(client.AcquireRequest{Task: "ride", Persistent: new(true)}).Env.ID
 	type outcome struct {
@@ -376,7 +381,12 @@ func lastOf(evs []control.Event, kind control.EventKind) (last control.Event) {
 
 func TestPresentClientsLearnOfAStop(t *testing.T) {
 	t.Parallel()
-	s := test.Start(t)
+	test.Each(t, presentClientsLearnOfAStop)
+}
+
+func presentClientsLearnOfAStop(t *testing.T, on test.On) {
+	t.Parallel()
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "polite", test.Params{"persistent": true}).Env.ID
 	running := w.Go(t, "exec.run", test.Params{"env": env, "id": "through", "command": "while [ ! -e /workspace/go ]; do sleep 0.05; done; echo through"})

@@ -15,11 +15,16 @@
 //	tab.SignIn(s)
 //	tab.Sees(test.Row(id), "a command runs")
 //
+// A test that holds on every engine takes it as an argument, and test.Each runs it on each:
+//
+//	func TestTurns(t *testing.T) { test.Each(t, turns) }
+//	func turns(t *testing.T, on test.On) { s := on.Start(t) ... }
+//
 // Nothing waits for time: tests wait for events, which the server writes in the
 // transaction of what they tell. A server that ends by itself, answers a stop with
 // another code than 0, has a data race, or leaves something on the engine
 // that prune does not find fails the test.
 //
 // A missing engine or browser skips the test, naming what is missing, unless
-// SANDKEEPER_TEST_REQUIRE (a list of "docker" and "browser") has it: then it fails.
+// SANDKEEPER_TEST_REQUIRE (a list of "docker", "local" and "browser") has it: then it fails.
 package test

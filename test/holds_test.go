@@ -55,7 +55,12 @@ func slackAt(t *testing.T, at time.Time) <-chan time.Duration {
 
 func TestCommandPastTheLifetimeIsNotReaped(t *testing.T) {
 	t.Parallel()
-	s := test.Start(t)
+	test.Each(t, commandPastTheLifetimeIsNotReaped)
+}
+
+func commandPastTheLifetimeIsNotReaped(t *testing.T, on test.On) {
+	t.Parallel()
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "long", test.Params{"persistent": true, "lifetime_seconds": 1}).Env.ID
 	running := w.Go(t, "exec.run", test.Params{"env": env, "command": "sleep 3; echo survived"})
@@ -114,7 +119,12 @@ func reapedWithin(t *testing.T, s *test.Server, env string, deadline time.Time, 
 
 func TestPinnedIsNotReaped(t *testing.T) {
 	t.Parallel()
-	s := test.Start(t)
+	test.Each(t, pinnedIsNotReaped)
+}
+
+func pinnedIsNotReaped(t *testing.T, on test.On) {
+	t.Parallel()
+	s := on.Start(t)
 	w := s.Wire(t)
 	quick := test.Params{"persistent": true, "lifetime_seconds": 1}
 	pinned := w.Acquire(t, "pinned", quick).Env.ID
@@ -231,7 +241,12 @@ func TestLookingMovesNoDeadline(t *testing.T) {
 
 func TestProcessLeftBehindHolds(t *testing.T) {
 	t.Parallel()
-	s := test.Start(t)
+	test.Each(t, processLeftBehindHolds)
+}
+
+func processLeftBehindHolds(t *testing.T, on test.On) {
+	t.Parallel()
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "server", test.Params{"persistent": true, "lifetime_seconds": 1}).Env.ID
 	ran := w.Run(t, env, "sleep 1000 & echo $! > /workspace/pid; echo started")

@@ -11,8 +11,13 @@ import (
 
 func TestManyDueAtOnceAreEachOnTime(t *testing.T) {
 	t.Parallel()
+	test.Each(t, manyDueAtOnceAreEachOnTime)
+}
+
+func manyDueAtOnceAreEachOnTime(t *testing.T, on test.On) {
+	t.Parallel()
 	const many = 12
-	s := test.Start(t)
+	s := on.Start(t)
 	w := s.Wire(t)
 	var pending []*test.Pending
 	for i := range many {
@@ -45,7 +50,7 @@ func TestManyDueAtOnceAreEachOnTime(t *testing.T) {
 			t.Errorf("%s is %s", d.env, v.State)
 		}
 	}
-	for _, c := range s.Docker.Containers(t, s.Instance) {
+	for _, c := range s.Containers(t) {
 		if c.Env != "" && c.State != "exited" {
 			t.Errorf("the container of %s is %s", c.Env, c.State)
 		}
@@ -54,7 +59,12 @@ func TestManyDueAtOnceAreEachOnTime(t *testing.T) {
 
 func TestMaxAgeEndsWhatIsHeld(t *testing.T) {
 	t.Parallel()
-	s := test.Start(t)
+	test.Each(t, maxAgeEndsWhatIsHeld)
+}
+
+func maxAgeEndsWhatIsHeld(t *testing.T, on test.On) {
+	t.Parallel()
+	s := on.Start(t)
 	w := s.Wire(t)
 	persistent := w.Acquire(t, "old", test.Params{"persistent": true, "max_age_seconds": 2}).Env
 	ephemeral := w.Acquire(t, "old", test.Params{"name": "scratch", "max_age_seconds": 2}).Env

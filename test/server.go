@@ -37,6 +37,7 @@ type Server struct {
 
 	args   []string // beyond those that each server has
 	engine string   // the server's DOCKER_HOST; "" for the tests' own
+	local  bool     // it is on the local engine, and Docker is none
 	events *Events
 	cmd    *exec.Cmd
 	ended  chan struct{} // closed once the process has ended, and was waited for
@@ -95,8 +96,11 @@ func prepare(t testing.TB, d Docker, args []string) *Server {
 
 func (s *Server) launch(t testing.TB) {
 	t.Helper()
-	args := append([]string{"serve", "--listen", "127.0.0.1:0", "--data-dir", s.DataDir, "--engine", "docker",
-		"--instance", s.Instance, "--image", s.Docker.Image, "--log-level", "debug"}, s.args...)
+	args := []string{"serve", "--listen", "127.0.0.1:0", "--data-dir", s.DataDir, "--engine", s.engineName(), "--instance", s.Instance, "--log-level", "debug"}
+	if !s.local {
+		args = append(args, "--image", s.Docker.Image)
+	}
+	args = append(args, s.args...)
 	cmd := exec.Command(Binary(t), args...)
 	cmd.Env = append(environ(s.engine), "GORACE=halt_on_error=1")
 	cmd.Stderr = s.log
@@ -121,6 +125,9 @@ func (s *Server) launch(t testing.TB) {
 	select {
 	case s.SignInLink = <-link:
 	case <-s.ended:
+		if _, why, cannot := strings.Cut(s.Log(t), "cannot isolate sandboxes on this machine"); cannot {
+			Missing(t, "local", "sandboxes cannot be isolated here"+why)
+		}
 		t.Fatalf("the server ended at its start: %v", cmd.ProcessState)
 	case <-time.After(patience):
 		t.Fatal("the server printed no link to sign in with")
@@ -351,7 +358,19 @@ func (s *Server) Act(t testing.TB, id, action string, in any) control.View {
 // Container finds the container of an environment; ok is false where there is none.
 func (s *Server) Container(t testing.TB, env string) (c Container, ok bool) {
 	t.Helper()
-	return s.Docker.Container(t, s.Instance, env)
+	for _, c := range s.Containers(t) {
+		if c.Env == env {
+			return c, true
+		}
+	}
+	return Container{}, false
+}
+
+func (s *Server) engineName() string {
+	if s.local {
+		return "local"
+	}
+	return "docker"
 }
 
 // ForgetEvents says that the server's log begins anew: its database was lost.
@@ -371,12 +390,14 @@ func (s *Server) cleanUp(t testing.TB) {
 		s.Stop(t)
 	}
 	s.events.unfollow()
-	s.CLI(t, "prune", "--instance", s.Instance, "--engine", "docker")
-	for _, c := range s.Docker.Containers(t, s.Instance) {
+	s.CLI(t, "prune", "--instance", s.Instance, "--engine", s.engineName())
+	for _, c := range s.Containers(t) {
 		t.Errorf("left on the engine: container %s (%s)", c.Name, c.Status)
 	}
-	for _, v := range s.Docker.Volumes(t, s.Instance) {
-		t.Errorf("left on the engine: volume %s", v)
+	if !s.local {
+		for _, v := range s.Docker.Volumes(t, s.Instance) {
+			t.Errorf("left on the engine: volume %s", v)
+		}
 	}
 	log := s.Log(t)
 	if strings.Contains(log, "WARNING: DATA RACE") {

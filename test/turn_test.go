@@ -14,7 +14,11 @@ func TestMain(m *testing.M) { test.Main(m) }
 
 // From an agent's turn to the reaper and back, as an operator sees it.
 func TestTurnEndsAndTheReaperActsOnTime(t *testing.T) {
-	s := test.Start(t, "--lifetime", "8s")
+	test.Each(t, turnEndsAndTheReaperActsOnTime)
+}
+
+func turnEndsAndTheReaperActsOnTime(t *testing.T, on test.On) {
+	s := on.Start(t, "--lifetime", "8s")
 	agent := s.Agent(t, "hermes")
 
 	kept := agent.Acquire(client.AcquireRequest{Task: "t-1", Name: "kept", Persistent: new(true)})
@@ -22,7 +26,7 @@ func TestTurnEndsAndTheReaperActsOnTime(t *testing.T) {
 	if kept.Outcome != "created" || gone.Outcome != "created" {
 		t.Fatalf("outcomes %q and %q; want created", kept.Outcome, gone.Outcome)
 	}
-	agent.Sh(kept.Env.ID, "echo from the workspace > note && echo installed > /usr/bin/tool")
+	agent.Sh(kept.Env.ID, "echo from the workspace > note && echo installed > "+on.Tool)
 	agent.Sh(gone.Env.ID, "echo from the workspace > note")
 	if v := s.Env(t, kept.Env.ID); v.Deadline != nil || len(v.Holds) == 0 {
 		t.Errorf("in an open turn: deadline %v, holds %v", v.Deadline, v.Holds)
@@ -75,7 +79,7 @@ func TestTurnEndsAndTheReaperActsOnTime(t *testing.T) {
 	if back.Outcome != "resumed" || back.Env.ID != kept.Env.ID || back.Env.Generation != kept.Env.Generation+1 || !back.Env.Persistent {
 		t.Errorf("%s as %s, generation %d, persistent %v", back.Outcome, back.Env.ID, back.Env.Generation, back.Env.Persistent)
 	}
-	if got := agent.Sh(back.Env.ID, "cat note /usr/bin/tool"); got != "from the workspace\ninstalled\n" {
+	if got := agent.Sh(back.Env.ID, "cat note "+on.Tool); got != "from the workspace\ninstalled\n" {
 		t.Errorf("its files say %q", got)
 	}
 	agent.EndTurn("t-1")
