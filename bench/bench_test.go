@@ -37,7 +37,7 @@ func report(b *testing.B, ours string, our []time.Duration, theirs string, their
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(float64(o.Microseconds())/1000, "ms/"+ours)
 	b.ReportMetric(float64(t.Microseconds())/1000, "ms/"+theirs)
-	b.ReportMetric(float64(t)/float64(o), "times")
+	b.ReportMetric(float64(t)/float64(o), "times-"+ours)
 }
 
 func run(a *test.Agent, env string) {
@@ -80,23 +80,44 @@ func BenchmarkExec(b *testing.B) {
 }
 
 // BenchmarkFirstResult goes from nothing to the result of a first command: an
-// acquire and an exec.run, and docker run. Neither has a warm sandbox.
+// acquire and an exec.run on each engine, and docker run. None has a warm sandbox.
 func BenchmarkFirstResult(b *testing.B) {
-	s := test.Start(b)
-	agent := s.Agent(b, "bench")
-	run(agent, agent.Acquire(client.AcquireRequest{Task: "first"}).Env.ID) // the guest is on the engine now
-	agent.EndTurn("first")
-	var ours, theirs []time.Duration
-	for b.Loop() {
-		task := fmt.Sprintf("task-%d", len(ours))
-		var id string
-		ours = append(ours, timed(func() {
-			id = agent.Acquire(client.AcquireRequest{Task: task}).Env.ID
-			run(agent, id)
-		}))
-		agent.EndTurn(task)
-		s.Events().Wait(b, "the sandbox is gone", test.Is(control.EnvRemoved, id))
-		theirs = append(theirs, timed(func() { docker(b, "run", "--rm", s.Docker.Image, "true") }))
+	image := test.OpenDocker(b).Image
+	engines := []*firstResults{{name: "docker", s: test.Start(b)}, {name: "local", s: test.StartLocal(b)}}
+	for _, e := range engines {
+		e.agent = e.s.Agent(b, "bench")
+		e.once(b) // the guest is on the engine now
+		e.took = nil
 	}
-	report(b, "acquire+exec.run", ours, "docker-run", theirs)
+	var theirs []time.Duration
+	for b.Loop() {
+		for _, e := range engines {
+			e.once(b)
+		}
+		theirs = append(theirs, timed(func() { docker(b, "run", "--rm", image, "true") }))
+	}
+	for _, e := range engines {
+		report(b, "acquire+exec.run-"+e.name, e.took, "docker-run", theirs)
+	}
+}
+
+// firstResults are those of one server.
+type firstResults struct {
+	name  string
+	s     *test.Server
+	agent *test.Agent
+	made  int
+	took  []time.Duration
+}
+
+func (f *firstResults) once(b *testing.B) {
+	task := fmt.Sprintf("task-%d", f.made)
+	f.made++
+	var id string
+	f.took = append(f.took, timed(func() {
+		id = f.agent.Acquire(client.AcquireRequest{Task: task}).Env.ID
+		run(f.agent, id)
+	}))
+	f.agent.EndTurn(task)
+	f.s.Events().Wait(b, "the sandbox is gone", test.Is(control.EnvRemoved, id))
 }

@@ -297,6 +297,20 @@ func TestTheEngineDownAndOrphansAreShown(t *testing.T) {
 	}
 }
 
+func TestThePageSaysWhatAWeakIsolationMeansAndWhatToDo(t *testing.T) {
+	for isolation, want := range map[string]string{"namespaces": "this machine&#39;s own programs and kernel", "none": "Nothing stands between", "container": ""} {
+		h := newHouse(t, nil)
+		h.plane.engine.Isolation = isolation
+		body := read(t, call(t, h.handler(), "GET", "/", "look", "").Body)
+		if said := strings.Contains(body, `class="banner caution"`); said != (want != "") {
+			t.Errorf("%s: a caution is there: %v", isolation, said)
+		}
+		if !strings.Contains(body, want) || want != "" && !strings.Contains(body, "--engine docker") {
+			t.Errorf("%s: the page lacks %q", isolation, want)
+		}
+	}
+}
+
 func TestTheTableIsPagedNewestFirst(t *testing.T) {
 	h := newHouse(t, func(o *Options) { o.PageRows = 2 })
 	for i := range 5 {

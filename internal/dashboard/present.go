@@ -210,11 +210,19 @@ func counted(n int, one, many string) string {
 	return fmt.Sprintf(many, n)
 }
 
+// cautions say what an isolation weaker than a container's means, and what to do.
+var cautions = map[string]string{
+	"namespaces": "Sandboxes run on this machine's own programs and kernel, in namespaces, and unless they ask for network \"none\" on its own network: " +
+		"good for agents that you trust; for others install Docker and start the server with --engine docker and a --data-dir of its own.",
+	"none": "Nothing stands between sandboxes and this machine: stop the server, and start it with --engine docker and a --data-dir of its own.",
+}
+
 func engineOf(s control.EngineStatus) templates.Engine {
 	e := templates.Engine{Reachable: s.Reachable, Label: strings.TrimSpace(s.Name + " " + s.Version), Isolation: s.Isolation, Error: s.Error}
 	if e.Label == "" {
 		e.Label = "the engine"
 	}
+	e.Caution = cautions[s.Isolation]
 	if !s.Since.IsZero() {
 		e.SinceMS, e.Since = s.Since.UnixMilli(), control.At(s.Since).String()
 	}

@@ -83,6 +83,7 @@ type Engine struct {
 	Reachable bool
 	Label     string // "docker 20.10.24"
 	Isolation string
+	Caution   string // what its isolation means and what to do, a sentence; "" if there is no need for one
 	Error     Text
 	SinceMS   int64  // of Reachable's value
 	Since     string // the same as RFC 3339
