@@ -17,7 +17,7 @@ import (
 
 // attach reaches the guest through PID 1's stdin and stdout.
 func (e *Engine) attach(ctx context.Context, name string, s *sandbox) (io.ReadWriteCloser, error) {
-	hijacked, err := e.cli.ContainerAttach(ctx, s.id, container.AttachOptions{Stream: true, Stdin: true, Stdout: true})
+	hijacked, err := e.api.client(ctx).ContainerAttach(ctx, s.id, container.AttachOptions{Stream: true, Stdin: true, Stdout: true})
 	if err != nil {
 		if _, found, gone := e.inspect(ctx, name); gone != nil || !found.State.Running {
 			return nil, fmt.Errorf("container %s does not run: %w", name, control.ErrNoSandbox)

@@ -122,7 +122,7 @@ func (e *Engine) create(ctx context.Context, spec control.SandboxSpec, image ima
 		if err != nil {
 			return err
 		}
-		made, err := e.cli.ContainerCreate(ctx, config, hostConfig, nil, nil, spec.Name)
+		made, err := e.api.client(ctx).ContainerCreate(ctx, config, hostConfig, nil, nil, spec.Name)
 		switch {
 		case err == nil:
 			for _, w := range made.Warnings {
@@ -275,7 +275,7 @@ func (e *Engine) image(ctx context.Context, ref string) (imageFacts, error) {
 	}
 	ctx, cancel := e.quick(ctx)
 	defer cancel()
-	found, err := e.cli.ImageInspect(ctx, ref)
+	found, err := e.api.client(ctx).ImageInspect(ctx, ref)
 	switch {
 	case err == nil:
 	case absent(err):
@@ -296,7 +296,7 @@ func (e *Engine) image(ctx context.Context, ref string) (imageFacts, error) {
 func (e *Engine) ourVolume(ctx context.Context, name string) (bool, error) {
 	ctx, cancel := e.quick(ctx)
 	defer cancel()
-	v, err := e.cli.VolumeInspect(ctx, name)
+	v, err := e.api.client(ctx).VolumeInspect(ctx, name)
 	switch {
 	case absent(err):
 		return false, nil

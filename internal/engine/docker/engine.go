@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"github.com/docker/docker/api/types/container"
-	"github.com/docker/docker/client"
 	"github.com/docker/go-connections/tlsconfig"
 
 	"sandkeeper/internal/control"
@@ -46,7 +44,7 @@ type Options struct {
 
 // Engine is one docker engine, for one instance.
 type Engine struct {
-	cli      *client.Client
+	api      *api
 	opts     Options
 	links    string // the directory of the link directories; "" where the engine is on another machine
 	log      *slog.Logger
@@ -89,12 +87,12 @@ func New(_ context.Context, opts Options) (*Engine, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	cli, err := newClient(opts.Host)
+	api, err := newAPI(opts.Host)
 	if err != nil {
 		return nil, fmt.Errorf("docker engine of %s: %w", opts.Host.Why, err)
 	}
 	e := &Engine{
-		cli:   cli,
+		api:   api,
 		opts:  opts,
 		log:   opts.Log,
 		known: make(map[string]*sandbox),
@@ -114,25 +112,6 @@ func New(_ context.Context, opts Options) (*Engine, error) {
 	return e, nil
 }
 
-// newClient speaks to a host in the newest version that both ends know.
-func newClient(host Host) (*client.Client, error) {
-	transport := &http.Transport{MaxIdleConns: 16, MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute}
-	if host.TLS != nil {
-		config, err := host.TLS.config()
-		if err != nil {
-			return nil, err
-		}
-		transport.TLSClientConfig = config
-	}
-	return client.NewClientWithOpts(
-		client.WithHTTPClient(&http.Client{Transport: transport, CheckRedirect: client.CheckRedirect}),
-		client.WithHost(host.Address),
-		client.WithVersionFromEnv(),
-		client.WithAPIVersionNegotiation(),
-		client.WithUserAgent("sandkeeper"),
-	)
-}
-
 func (t *TLS) config() (*tls.Config, error) {
 	return tlsconfig.Client(tlsconfig.Options{
 		CAFile:             t.CA,
@@ -145,7 +124,7 @@ func (t *TLS) config() (*tls.Config, error) {
 
 // Close lets go of the guests' sockets and of the engine's connections.
 func (e *Engine) Close() error {
-	return errors.Join(e.listened.closeAll(), e.cli.Close())
+	return errors.Join(e.listened.closeAll(), e.api.Close())
 }
 
 // validName is what the engine takes as a name, and what may be a file's name here.
@@ -176,7 +155,7 @@ func (e *Engine) find(ctx context.Context, name string) (*sandbox, error) {
 func (e *Engine) inspect(ctx context.Context, name string) (*sandbox, container.InspectResponse, error) {
 	ctx, cancel := e.quick(ctx)
 	defer cancel()
-	found, err := e.cli.ContainerInspect(ctx, name)
+	found, err := e.api.client(ctx).ContainerInspect(ctx, name)
 	switch {
 	case err == nil:
 	case absent(err):

@@ -66,7 +66,7 @@ func (e *Engine) host(ctx context.Context) (hostFacts, error) {
 func (e *Engine) askHost(ctx context.Context) (hostFacts, error) {
 	ctx, cancel := e.quick(ctx)
 	defer cancel()
-	info, err := e.cli.Info(ctx)
+	info, err := e.api.client(ctx).Info(ctx)
 	if err != nil {
 		return hostFacts{}, fault("engine info", err)
 	}

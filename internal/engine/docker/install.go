@@ -138,7 +138,7 @@ func (e *Engine) copyGuest(ctx context.Context, image string, binary []byte) (er
 	defer func() {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.opts.CallTimeout)
 		defer cancel()
-		gone := e.cli.ContainerRemove(clean, id, container.RemoveOptions{Force: true})
+		gone := e.api.client(clean).ContainerRemove(clean, id, container.RemoveOptions{Force: true})
 		if gone != nil && !absent(gone) {
 			err = errors.Join(err, fault("guest install: container remove", gone))
 		}
@@ -153,7 +153,7 @@ func (e *Engine) copyGuest(ctx context.Context, image string, binary []byte) (er
 	if err != nil {
 		return fmt.Errorf("guest install: %w", err)
 	}
-	if err := e.cli.CopyToContainer(ctx, id, binTarget, bytes.NewReader(archive), container.CopyToContainerOptions{}); err != nil {
+	if err := e.api.client(ctx).CopyToContainer(ctx, id, binTarget, bytes.NewReader(archive), container.CopyToContainerOptions{}); err != nil {
 		return fault("guest install: copy", err)
 	}
 	e.log.Info("guest installed", "volume", e.guestVolume(), "sha256", want)
@@ -171,7 +171,7 @@ func (e *Engine) makeCopyContainer(ctx context.Context, image string) (string, e
 	}
 	name := e.copyContainer()
 	for {
-		made, err := e.cli.ContainerCreate(ctx, config, hostConfig, nil, nil, name)
+		made, err := e.api.client(ctx).ContainerCreate(ctx, config, hostConfig, nil, nil, name)
 		switch {
 		case err == nil:
 			return made.ID, nil
@@ -196,7 +196,7 @@ func (e *Engine) makeCopyContainer(ctx context.Context, image string) (string, e
 func (e *Engine) installedSum(ctx context.Context, id string) (string, error) {
 	ctx, cancel := e.quick(ctx)
 	defer cancel()
-	body, _, err := e.cli.CopyFromContainer(ctx, id, binTarget+"/"+sumFile)
+	body, _, err := e.api.client(ctx).CopyFromContainer(ctx, id, binTarget+"/"+sumFile)
 	switch {
 	case absent(err):
 		return "", nil

@@ -19,14 +19,14 @@ func (e *Engine) Start(ctx context.Context, name string) error {
 		}
 		e.listen(name, s)
 		e.forgetRun(s.id)
-		err := e.cli.ContainerStart(ctx, s.id, container.StartOptions{})
+		err := e.api.client(ctx).ContainerStart(ctx, s.id, container.StartOptions{})
 		if err != nil && strings.Contains(err.Error(), guestPath) {
 			// The volume was emptied behind our back: make it good, once.
 			e.log.Warn("the guest's binary is missing", "container", name, "err", err)
 			if err := e.reinstall(ctx, s.image); err != nil {
 				return err
 			}
-			err = e.cli.ContainerStart(ctx, s.id, container.StartOptions{})
+			err = e.api.client(ctx).ContainerStart(ctx, s.id, container.StartOptions{})
 		}
 		return err
 	})
@@ -39,7 +39,7 @@ func (e *Engine) Start(ctx context.Context, name string) error {
 // Stop ends every process gracefully and keeps the files.
 func (e *Engine) Stop(ctx context.Context, name string) error {
 	err := e.on(ctx, name, func(s *sandbox) error {
-		return e.cli.ContainerStop(ctx, s.id, container.StopOptions{Timeout: new(stopSeconds)})
+		return e.api.client(ctx).ContainerStop(ctx, s.id, container.StopOptions{Timeout: new(stopSeconds)})
 	})
 	if gone(err) {
 		err = nil
@@ -53,7 +53,7 @@ func (e *Engine) Stop(ctx context.Context, name string) error {
 // Kill ends every process at once and keeps the files.
 func (e *Engine) Kill(ctx context.Context, name string) error {
 	err := e.on(ctx, name, func(s *sandbox) error {
-		err := e.cli.ContainerKill(ctx, s.id, "SIGKILL")
+		err := e.api.client(ctx).ContainerKill(ctx, s.id, "SIGKILL")
 		if err != nil && !cerrdefs.IsConflict(err) { // a conflict says that it does not run
 			return err
 		}
@@ -86,7 +86,7 @@ func (e *Engine) Remove(ctx context.Context, name string, files control.RemoveFi
 // removeContainer removes a container of ours, running or not, with the
 // anonymous volumes that its image asked for; absent is success.
 func (e *Engine) removeContainer(ctx context.Context, id string) error {
-	err := e.cli.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+	err := e.api.client(ctx).ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
 	if cerrdefs.IsConflict(err) && strings.Contains(err.Error(), "already in progress") {
 		err = e.await(ctx, id, container.WaitConditionRemoved)
 	}
@@ -102,7 +102,7 @@ func (e *Engine) removeVolume(ctx context.Context, name string) error {
 	if err != nil || !there {
 		return err
 	}
-	err = e.cli.VolumeRemove(ctx, name, false)
+	err = e.api.client(ctx).VolumeRemove(ctx, name, false)
 	if absent(err) {
 		return nil
 	}
@@ -113,7 +113,7 @@ func (e *Engine) removeVolume(ctx context.Context, name string) error {
 func (e *Engine) await(ctx context.Context, id string, condition container.WaitCondition) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	ended, failed := e.cli.ContainerWait(ctx, id, condition)
+	ended, failed := e.api.client(ctx).ContainerWait(ctx, id, condition)
 	select {
 	case w := <-ended:
 		if w.Error != nil {

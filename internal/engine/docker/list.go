@@ -86,14 +86,14 @@ func (e *Engine) List(ctx context.Context) ([]control.SandboxStatus, error) {
 func (e *Engine) containers(ctx context.Context, labels ...string) ([]container.Summary, error) {
 	ctx, cancel := e.quick(ctx)
 	defer cancel()
-	list, err := e.cli.ContainerList(ctx, container.ListOptions{All: true, Filters: e.ours(labels...)})
+	list, err := e.api.client(ctx).ContainerList(ctx, container.ListOptions{All: true, Filters: e.ours(labels...)})
 	return list, fault("container list", err)
 }
 
 func (e *Engine) volumes(ctx context.Context, labels ...string) ([]*volume.Volume, error) {
 	ctx, cancel := e.quick(ctx)
 	defer cancel()
-	list, err := e.cli.VolumeList(ctx, volume.ListOptions{Filters: e.ours(labels...)})
+	list, err := e.api.client(ctx).VolumeList(ctx, volume.ListOptions{Filters: e.ours(labels...)})
 	return list.Volumes, fault("volume list", err)
 }
 
@@ -232,7 +232,7 @@ func (e *Engine) forgetOthers(listed []container.Summary, began time.Time) {
 func (e *Engine) state(ctx context.Context, id string) (*container.State, error) {
 	ctx, cancel := e.quick(ctx)
 	defer cancel()
-	found, err := e.cli.ContainerInspect(ctx, id)
+	found, err := e.api.client(ctx).ContainerInspect(ctx, id)
 	switch {
 	case absent(err):
 		return nil, fmt.Errorf("container %s: %w", id, control.ErrNoSandbox)

@@ -65,7 +65,7 @@ func newLab() (*lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	cli, err := newClient(host)
+	cli, err := newClient(host, client.WithAPIVersionNegotiation())
 	if err != nil {
 		return nil, err
 	}

@@ -26,7 +26,7 @@ func (e *Engine) Pull(ctx context.Context, ref string) error {
 		// The image may be public, and the registry says so if it is not.
 		e.log.Warn("registry credentials", "registry", reference.Domain(named), "err", err)
 	}
-	progress, err := e.cli.ImagePull(ctx, ref, image.PullOptions{RegistryAuth: auth})
+	progress, err := e.api.client(ctx).ImagePull(ctx, ref, image.PullOptions{RegistryAuth: auth})
 	if err == nil {
 		err = drainProgress(progress)
 		progress.Close()
@@ -46,7 +46,7 @@ func (e *Engine) Pull(ctx context.Context, ref string) error {
 func (e *Engine) answers(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pingTimeout)
 	defer cancel()
-	_, err := e.cli.Ping(ctx)
+	_, err := e.api.client(ctx).Ping(ctx)
 	return err == nil
 }
 

@@ -18,7 +18,7 @@ func (e *Engine) Stats(ctx context.Context, name string) (engine.Stats, error) {
 	defer cancel()
 	var read container.StatsResponse
 	err := e.on(ctx, name, func(s *sandbox) error {
-		answer, err := e.cli.ContainerStatsOneShot(ctx, s.id)
+		answer, err := e.api.client(ctx).ContainerStatsOneShot(ctx, s.id)
 		if err != nil {
 			return err
 		}

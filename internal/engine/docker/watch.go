@@ -22,17 +22,12 @@ func (e *Engine) Watch(ctx context.Context, since time.Time, ready func(), fn fu
 	if since.IsZero() {
 		since = time.Now()
 	}
-	// The client's stream of events reads the API's version without its lock: it
-	// must have been settled by then.
-	if _, err := e.host(ctx); err != nil {
-		return err
-	}
 	args := e.ours(labelEnv)
 	args.Add("type", string(events.ContainerEventType))
 	for _, a := range []events.Action{events.ActionStart, events.ActionDie, events.ActionDestroy, events.ActionKill, events.ActionOOM} {
 		args.Add("event", string(a))
 	}
-	messages, failed := e.cli.Events(stream, events.ListOptions{
+	messages, failed := e.api.client(stream).Events(stream, events.ListOptions{
 		Since:   fmt.Sprintf("%d.%09d", since.Unix(), since.Nanosecond()),
 		Filters: args,
 	})
