@@ -254,8 +254,7 @@ func asNobody(t *testing.T, tests string) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(dir, "local.test"), "-test.v", "-test.run", tests)
 	cmd.Dir = dir
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "TMPDIR=" + dir, guestVariable + "=" + filepath.Join(dir, "guest"),
-		"SANDKEEPER_TEST_REQUIRE=" + os.Getenv("SANDKEEPER_TEST_REQUIRE")}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "TMPDIR=" + dir, guestVariable + "=" + filepath.Join(dir, "guest")}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -1,0 +1,89 @@
+package test_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sandkeeper/internal/control"
+	"sandkeeper/test"
+)
+
+// What the empty page tells a newcomer to run makes it come alive, on each engine.
+func TestFirstTurnOfANewcomer(t *testing.T) {
+	t.Parallel()
+	test.Each(t, firstTurnOfANewcomer)
+}
+
+func firstTurnOfANewcomer(t *testing.T, on test.On) {
+	t.Parallel()
+	s := on.Start(t)
+	if _, page := s.Do(t, "GET", "/", nil); !strings.Contains(string(page), "go run ./examples/agent") {
+		t.Error("the empty page does not tell of the example")
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "run", "./examples/agent", "--url", s.URL, "--tasks", "2", "--rounds", "1", "--think", "10ms")
+	cmd.Dir = ".."
+	cmd.Env = append(os.Environ(), "SANDKEEPER_AGENT_TOKEN="+s.Token(t, "agent"))
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "done; ") {
+		t.Fatalf("the example: %v: %s", err, out)
+	}
+	var kept int
+	for _, v := range s.Envs(t) {
+		if v.Engine != on.Name || v.Isolation != map[string]string{"docker": "container", "local": "namespaces"}[on.Name] {
+			t.Errorf("%s runs on %s, isolated by %q", v.Task, v.Engine, v.Isolation)
+		}
+		if (v.Image == nil) != (on.Name == "local") {
+			t.Errorf("on %s its image is %v", on.Name, v.Image)
+		}
+		if v.Persistent && v.State == control.Ready && v.Deadline != nil {
+			kept++
+		}
+	}
+	if kept != 1 {
+		t.Errorf("%d count down, want the persistent one", kept)
+	}
+}
+
+// A server that is killed leaves its local sandboxes to the next; killed with
+// their files, nothing is left of them on the machine.
+func TestLocalSandboxesOutliveAKilledServer(t *testing.T) {
+	t.Parallel()
+	s := test.StartLocal(t)
+	w := s.Wire(t)
+	env := w.Acquire(t, "long", test.Params{"persistent": true}).Env.ID
+	w.Run(t, env, "echo kept > note")
+	s.Kill(t)
+	if c, ok := s.Container(t, env); !ok || c.State != "running" {
+		t.Fatalf("without its server it is %+v", c)
+	}
+	s.Restart(t)
+	w = s.Wire(t)
+	if got := w.Run(t, env, "cat note").Stdout; got != "kept\n" {
+		t.Errorf("its file has %q", got)
+	}
+	if v := s.Env(t, env); v.State != control.Ready || v.Generation != 1 {
+		t.Errorf("it is %s, generation %d", v.State, v.Generation)
+	}
+	s.Act(t, env, "kill", map[string]any{"purge": true})
+	s.Events().Wait(t, "it is removed", test.Is(control.EnvRemoved, env))
+	if c, ok := s.Container(t, env); ok {
+		t.Errorf("left is %+v", c)
+	}
+	groups, err := filepath.Glob("/sys/fs/cgroup/*/sandkeeper-" + s.Instance + "/sandkeeper-*")
+	if err != nil || len(groups) > 0 {
+		t.Errorf("control groups are left: %q, %v", groups, err)
+	}
+}
+
+func TestAnImageIsUnavailableOnLocal(t *testing.T) {
+	t.Parallel()
+	s := test.StartLocal(t)
+	w := s.Wire(t)
+	_, err := w.Go(t, "env.acquire", test.Params{"task": "image", "image": "debian:bookworm-slim"}).Wait(t)
+	if err == nil || !strings.Contains(err.Error(), "has no images") {
+		t.Errorf("got %v", err)
+	}
+}
