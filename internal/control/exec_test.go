@@ -3,6 +3,7 @@ package control_test
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -431,6 +432,7 @@ func TestExecList(t *testing.T) {
 			for _, v := range l.vs {
 				said = append(said, v.ID+" "+v.Command+" "+v.State)
 			}
+			slices.Sort(said) // they began in one instant
 			f.equal("the list", said, []string{"a ended exited", "b running running"})
 		}
 	})
