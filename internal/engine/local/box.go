@@ -106,6 +106,13 @@ func (e *Engine) give(b *box) {
 	b.turn <- struct{}{}
 }
 
+// running returns a sandbox's run and its record; nil where it does not run.
+func (e *Engine) running(b *box) (*run, *launch.Run) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return b.run, b.last
+}
+
 // set changes what is known of a sandbox.
 func (e *Engine) set(change func()) {
 	e.mu.Lock()
@@ -249,8 +256,10 @@ func (e *Engine) dropOldGroups(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	for _, name := range e.can.groups.left() {
-		if b := e.boxes[name]; b != nil && b.run != nil {
-			continue
+		if b := e.boxes[name]; b != nil {
+			if r, _ := e.running(b); r != nil {
+				continue
+			}
 		}
 		if err := e.can.groups.remove(ctx, name); err != nil {
 			e.log.Warn("control group stays", "sandbox", name, "err", err)

@@ -20,16 +20,17 @@ func (e *Engine) Stop(ctx context.Context, name string) error {
 		return err
 	}
 	defer e.give(b)
-	if b.run == nil {
+	r, _ := e.running(b)
+	if r == nil {
 		return nil
 	}
-	if err := signal(b.run.pid, unix.SIGTERM); err != nil {
+	if err := signal(r.pid, unix.SIGTERM); err != nil {
 		return fmt.Errorf("sandbox stop: %w", err)
 	}
 	grace := time.NewTimer(e.opts.StopGrace)
 	defer grace.Stop()
 	select {
-	case <-b.run.done:
+	case <-r.done:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("sandbox stop: %w", ctx.Err())
@@ -60,9 +61,7 @@ const launcherWait = 2 * time.Second
 
 // kill ends a run, if there is one. The launcher does it, and so knows whose hand it was.
 func (e *Engine) kill(ctx context.Context, b *box) error {
-	e.mu.Lock()
-	r, last := b.run, b.last
-	e.mu.Unlock()
+	r, last := e.running(b)
 	if r == nil {
 		return nil
 	}

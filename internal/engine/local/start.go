@@ -34,7 +34,7 @@ func (e *Engine) Start(ctx context.Context, name string) error {
 	if !b.there() {
 		return fmt.Errorf("sandbox %s: %w", name, control.ErrNoSandbox)
 	}
-	if b.run != nil {
+	if r, _ := e.running(b); r != nil {
 		return nil
 	}
 	if err := e.networkOf(b.kept.Spec.Network); err != nil {
