@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/fetch"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/page"
@@ -226,6 +227,32 @@ func (tab *Tab) Before(script string) {
 	tab.t.Helper()
 	Command(tab, func(ctx context.Context) error {
 		_, err := chromedp.Call(ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: script})
+		return err
+	})
+}
+
+// Hold keeps requests of a pattern waiting until an expression is true in the page.
+func (tab *Tab) Hold(pattern, until string) {
+	tab.t.Helper()
+	err := chromedp.Listen(tab.ctx, func(ev any) {
+		paused, ok := ev.(*fetch.EventRequestPaused)
+		if !ok {
+			return
+		}
+		go func() { // the browser's events are told one after another
+			for tab.ctx.Err() == nil {
+				if done, err := read[bool](tab, "!!("+until+")"); err == nil && done {
+					break
+				}
+			}
+			chromedp.Call(tab.ctx, fetch.ContinueRequest, fetch.ContinueRequestParams{RequestID: paused.RequestID})
+		}()
+	})
+	if err != nil {
+		tab.t.Fatal(err)
+	}
+	Command(tab, func(ctx context.Context) error {
+		_, err := chromedp.Call(ctx, fetch.Enable, fetch.EnableParams{Patterns: []*fetch.RequestPattern{{URLPattern: pattern}}})
 		return err
 	})
 }

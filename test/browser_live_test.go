@@ -231,3 +231,13 @@ func TestCountdownKeepsToTheServersClock(t *testing.T) {
 		t.Errorf("the countdown shows %s between %v and %v", shown, before, after)
 	}
 }
+
+// Scripts may come slowly, and one long after another.
+func TestPageIsLiveHoweverSlowlyItsScriptsCome(t *testing.T) {
+	t.Parallel()
+	s := test.Start(t)
+	tab := test.OpenTab(t)
+	// Held until htmx is there and what it put off has had its turn.
+	tab.Hold("*/hx-sse*", "typeof htmx !== 'undefined' && (window.off ??= setTimeout(() => { window.had = true })) && window.had")
+	tab.SignIn(s)
+}
