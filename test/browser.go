@@ -200,9 +200,17 @@ func (tab *Tab) Do(steps ...chromedp.Action[chromedp.Void]) {
 }
 
 // Open goes to an address, as one typed by hand, and waits until it is loaded.
+// A form's answer that comes in meanwhile can call it off: then it goes again.
 func (tab *Tab) Open(address string) {
 	tab.t.Helper()
-	tab.Do(chromedp.Navigate(address))
+	Command(tab, func(ctx context.Context) error {
+		for {
+			err := chromedp.Do(ctx, chromedp.Navigate(address))
+			if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "net::ERR_ABORTED") {
+				return err
+			}
+		}
+	})
 }
 
 // Size sets the size of the viewport.
