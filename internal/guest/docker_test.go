@@ -162,7 +162,7 @@ func TestUnderTheSandboxsDefaults(t *testing.T) {
 			if end := s.sh(t, "echo again"); string(end.Stdout) != "again\n" {
 				t.Errorf("after a fork bomb: %q %q", end.Stdout, end.Stderr)
 			}
-			docker(t, "stop", "--time", "2", box)
+			docker(t, "stop", "--time", "60", box)
 			if code := docker(t, "inspect", "--format", "{{.State.ExitCode}}", box); code != "143" {
 				t.Errorf("exit code %s, want 143", code)
 			}

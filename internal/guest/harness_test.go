@@ -1,6 +1,7 @@
 package guest_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -399,8 +401,35 @@ func (s *sandbox) sh(t testing.TB, text string) control.ExecEnd {
 	return s.do(t, control.ExecStart{Shell: text})
 }
 
-// alive lists the commands of all processes in the sandbox but the guest's own.
-func (s *sandbox) alive(t testing.TB) (all []string) {
+// alive lists the commands of all processes that live in the sandbox but the
+// guest's own.
+func (s *sandbox) alive(t testing.TB) []string {
+	t.Helper()
+	living, _ := s.processes(t)
+	return living
+}
+
+// reaped waits until nobody is dead in the sandbox and still listed: PID 1 reaps
+// soon, but need not have done so when it tells of an end.
+func (s *sandbox) reaped(t testing.TB) {
+	t.Helper()
+	for ceiling := time.Now().Add(time.Minute); ; {
+		_, dead := s.processes(t)
+		if len(dead) == 0 {
+			return
+		}
+		if time.Now().After(ceiling) {
+			t.Fatalf("not reaped: %q", dead)
+		}
+		if err := s.Ping(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// processes lists all in the sandbox but the guest's own. The kernel's flag says
+// who is exiting, a little before it says who is a zombie.
+func (s *sandbox) processes(t testing.TB) (living, dead []string) {
 	t.Helper()
 	ns := namespace(strconv.Itoa(s.cmd.Process.Pid))
 	entries, err := os.ReadDir("/proc")
@@ -412,15 +441,22 @@ func (s *sandbox) alive(t testing.TB) (all []string) {
 			continue
 		}
 		cmd, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline")
+		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
+		if err != nil {
+			continue // reaped meanwhile
+		}
 		text := strings.TrimSpace(strings.ReplaceAll(string(cmd), "\x00", " "))
-		if text != "guest init" && text != "sandkeeper keeper" {
-			if text == "" {
-				text = "zombie " + e.Name()
-			}
-			all = append(all, text)
+		f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		flags, _ := strconv.ParseUint(f[6], 10, 64)
+		const exiting = 0x4
+		switch {
+		case f[0] == "Z" || f[0] == "X" || flags&exiting != 0:
+			dead = append(dead, string(stat))
+		case text != "guest init" && text != "sandkeeper keeper":
+			living = append(living, text)
 		}
 	}
-	return all
+	return living, dead
 }
 
 func namespace(pid string) string {

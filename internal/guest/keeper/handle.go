@@ -54,9 +54,10 @@ func Spawn(binary string, env []string) (*Handle, error) {
 	return &Handle{PID: pid, conn: conn.(*net.UnixConn)}, nil
 }
 
-// Attend reads what the keeper tells until it is gone; the last is Lost where a
-// command was its charge. It is called once, by a goroutine of its own.
-func (h *Handle) Attend() {
+// Attend reads what the keeper tells until it is gone; then it calls ended, and
+// the last that is told is Lost where a command was its charge. It is called
+// once, by a goroutine of its own.
+func (h *Handle) Attend(ended func()) {
 	var b [replySize]byte
 	for {
 		if _, err := io.ReadFull(h.conn, b[:]); err != nil {
@@ -74,6 +75,7 @@ func (h *Handle) Attend() {
 		}
 	}
 	h.conn.Close()
+	ended()
 	h.mu.Lock()
 	h.lost = true
 	tell, seq := h.tell, h.seq

@@ -71,14 +71,19 @@ func (k *keepers) spawnLocked() (*keeper.Handle, error) {
 		return nil, err
 	}
 	k.alive[h.PID] = h
-	k.wg.Go(func() {
-		h.Attend()
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		delete(k.alive, h.PID)
-		k.idle = slices.DeleteFunc(k.idle, func(o *keeper.Handle) bool { return o == h })
-	})
+	k.wg.Go(func() { h.Attend(func() { k.remove(h) }) })
 	return h, nil
+}
+
+// remove forgets a keeper that has gone, before its loss is told: while it is
+// counted as alive, what it leaves is nobody's orphan yet.
+func (k *keepers) remove(h *keeper.Handle) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.alive[h.PID] == h { // its number may be another's by now
+		delete(k.alive, h.PID)
+	}
+	k.idle = slices.DeleteFunc(k.idle, func(o *keeper.Handle) bool { return o == h })
 }
 
 // prepare starts an idle keeper, so that the first command need not wait for it.
