@@ -26,11 +26,11 @@ func (l *lab) muteImage(t *testing.T) string {
 func TestGuestThatDoesNotDialInIsAttachedTo(t *testing.T) {
 	l := needLab(t)
 	opts := l.options(t)
-	opts.LinkWait = time.Second
+	opts.LinkWait = 2 * time.Second
 	spec := named(opts, "a")
 	spec.Image = l.muteImage(t)
 	b := startBox(t, l, opts, spec)
-	for _, most := range []time.Duration{0, opts.LinkWait} { // it is waited for in full once only
+	dial := func() time.Duration {
 		began := time.Now()
 		conn, err := b.e.Dial(t.Context(), spec.Name)
 		if err != nil {
@@ -39,10 +39,16 @@ func TestGuestThatDoesNotDialInIsAttachedTo(t *testing.T) {
 		took := time.Since(began)
 		echo(t, conn)
 		conn.Close()
-		if most > 0 && took > most {
-			t.Errorf("dialling again took %v", took)
+		return took
+	}
+	dial()
+	quickest := time.Hour
+	for range 5 { // it is waited for in full once only; an engine may be slow once
+		if quickest = min(quickest, dial()); quickest < opts.LinkWait {
+			return
 		}
 	}
+	t.Errorf("the quickest dial after the first took %v", quickest)
 }
 
 func TestOnlyPID1IsTakenForTheGuest(t *testing.T) {

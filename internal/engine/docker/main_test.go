@@ -171,6 +171,7 @@ func (l *lab) options(t testing.TB) Options {
 		Host:     l.host,
 		DataDir:  t.TempDir(),
 		Binary:   func(string) ([]byte, error) { return l.stub, nil },
+		LinkWait: time.Minute, // a guest on a busy machine may be late
 	}
 	after := context.WithoutCancel(t.Context())
 	t.Cleanup(func() {

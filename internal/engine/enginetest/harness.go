@@ -46,7 +46,7 @@ type Harness struct {
 }
 
 // patience bounds each wait of the suite.
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 // suite is one rule's test.
 type suite struct {

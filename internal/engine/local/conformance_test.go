@@ -54,7 +54,7 @@ func talk(t *testing.T, conn io.ReadWriteCloser) {
 		return conn, nil
 	}, slog.New(slog.DiscardHandler))
 	defer fleet.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	g := fleet.Guest("the one")
 	if err := g.Ping(ctx); err != nil {

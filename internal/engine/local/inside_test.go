@@ -250,7 +250,7 @@ func asNobody(t *testing.T, tests string) {
 	if err := os.Chown(dir, nobody, nobody); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(dir, "local.test"), "-test.v", "-test.run", tests)
 	cmd.Dir = dir
