@@ -300,9 +300,9 @@ func TestAgentThatDoesNotComeBackAfterACrashHasAbandonedItsTurn(t *testing.T) {
 
 func TestCountdownSurvivesACrash(t *testing.T) {
 	t.Parallel()
-	const grace = 6 * time.Second // enough to ask the guests in, on a busy machine too
+	const grace = 12 * time.Second // enough to ask the guests in, on a busy machine too
 	s := readyToCrash(t, "--restart-grace", grace.String())
-	soon := s.agent.Acquire(t, "soon", test.Params{"persistent": true, "lifetime_seconds": 1}).Env.ID
+	soon := s.agent.Acquire(t, "soon", test.Params{"persistent": true, "lifetime_seconds": 5}).Env.ID
 	late := s.agent.Acquire(t, "late", test.Params{"persistent": true, "lifetime_seconds": 3000}).Env.ID
 	s.agent.EndTurn(t, "soon")
 	shown := s.agent.EndTurn(t, "late").Decisions[0].Deadline

@@ -30,19 +30,18 @@ func manyDueAtOnceAreEachOnTime(t *testing.T, on test.On) {
 		pending[i] = w.Go(t, "turn.end", test.Params{"task": fmt.Sprint("crowd ", i)})
 	}
 	type due struct {
-		env   string
-		at    time.Time
-		slack <-chan time.Duration
+		env string
+		at  time.Time
 	}
 	var all []due
 	for _, p := range pending {
 		var end control.TurnEnd
 		p.Into(t, &end)
 		d := only(t, end.Decisions)
-		all = append(all, due{d.Env, d.Deadline.Time, slackAt(t, d.Deadline.Time)})
+		all = append(all, due{d.Env, d.Deadline.Time})
 	}
 	for _, d := range all {
-		reapedWithin(t, s, d.env, d.at, <-d.slack)
+		reapedAt(t, s, d.env, d.at)
 	}
 	for _, d := range all {
 		s.Events().Wait(t, d.env+" is stopped", test.Is(control.ReaperStopped, d.env))
@@ -95,7 +94,7 @@ func TestReapIsToldAhead(t *testing.T) {
 	t.Parallel()
 	s := test.Start(t)
 	w := s.Wire(t)
-	env := w.Acquire(t, "warned", test.Params{"persistent": true, "lifetime_seconds": 2}).Env.ID
+	env := w.Acquire(t, "warned", test.Params{"persistent": true, "lifetime_seconds": 10}).Env.ID
 	deadline := w.EndTurn(t, "warned").Decisions[0].Deadline
 	type expiring struct {
 		Env         string       `json:"env"`
@@ -103,7 +102,7 @@ func TestReapIsToldAhead(t *testing.T) {
 		SecondsLeft int64        `json:"seconds_left"`
 	}
 	told := test.Notification[expiring](t, w, "env.expiring", func(e expiring) bool { return e.Env == env })
-	if !told.Deadline.Equal(deadline.Time) || told.SecondsLeft < 0 || told.SecondsLeft > 1 {
+	if !told.Deadline.Equal(deadline.Time) || told.SecondsLeft < 0 || told.SecondsLeft > 5 {
 		t.Errorf("told is %+v; it is due at %s", told, deadline)
 	}
 	s.Events().Wait(t, "it is stopped", test.Is(control.ReaperStopped, env))
@@ -125,7 +124,7 @@ func count(w *test.Wire, method string) (n int) {
 
 func TestKeptFilesArePurgedOnceAnnounced(t *testing.T) {
 	t.Parallel()
-	s := test.Start(t, "--retention", "2s")
+	s := test.Start(t, "--retention", "6s")
 	w := s.Wire(t)
 	env := w.Acquire(t, "forgotten", test.Params{"persistent": true, "lifetime_seconds": 1}).Env.ID
 	w.WriteFile(t, env, "kept", "for a while")
@@ -137,11 +136,11 @@ func TestKeptFilesArePurgedOnceAnnounced(t *testing.T) {
 	}
 	announced := s.Events().Wait(t, "the purge is announced", test.Is(control.EnvExpiring, env))
 	stopping := s.Events().WaitAfter(t, announced.Seq, "the purge begins", test.Is(control.EnvStopping, env))
-	if lead := stopping.Time.Sub(announced.Time.Time); lead < time.Second {
-		t.Errorf("the purge begins %s after its announcement; half of the retention is 1 s", lead)
+	if lead := stopping.Time.Sub(announced.Time.Time); lead < 3*time.Second {
+		t.Errorf("the purge begins %s after its announcement; half of the retention is 3 s", lead)
 	}
-	if kept := stopping.Time.Sub(dormant.Time.Time); kept < 2*time.Second {
-		t.Errorf("the files are purged after %s, with a retention of 2 s", kept)
+	if kept := stopping.Time.Sub(dormant.Time.Time); kept < 6*time.Second {
+		t.Errorf("the files are purged after %s, with a retention of 6 s", kept)
 	}
 	s.Events().Wait(t, "the files are purged", test.Is(control.ReaperPurged, env))
 	if c, ok := s.Container(t, env); ok {
@@ -170,7 +169,7 @@ func volumesOf(t *testing.T, s *test.Server, env string) (names []string) {
 
 func TestPurgeTakenBackByAnAcquire(t *testing.T) {
 	t.Parallel()
-	s := test.Start(t, "--retention", "3s")
+	s := test.Start(t, "--retention", "20s")
 	w := s.Wire(t)
 	env := w.Acquire(t, "back", test.Params{"persistent": true, "lifetime_seconds": 1}).Env.ID
 	w.WriteFile(t, env, "kept", "just in time")

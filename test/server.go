@@ -24,7 +24,7 @@ import (
 
 // patience bounds every wait of a test. It is no measure of anything: what
 // takes so long does not come.
-const patience = 60 * time.Second
+const patience = 3 * time.Minute
 
 // Server is the real server as a process. Its fields change with a Restart.
 type Server struct {
