@@ -29,7 +29,7 @@ run: build
 # The guest goes into the server's binary, for each architecture that sandboxes have.
 
 GUEST := internal/guest/guestbin/binaries
-GUEST_SOURCES := go.mod go.sum $(shell find cmd/guest internal/guest -name '*.go' ! -name '*_test.go' 2>/dev/null)
+GUEST_SOURCES := go.mod go.sum $(shell find cmd/guest internal/guest internal/engine/local/launch -name '*.go' ! -name '*_test.go' 2>/dev/null)
 
 guest: $(GUEST)/guest-linux-amd64 $(GUEST)/guest-linux-arm64
 

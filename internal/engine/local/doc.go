@@ -9,8 +9,8 @@
 // are read-only, and nothing but /workspace and /root is kept. Network "default" is the
 // host's own.
 //
-// PID 1 is our guest. Around it stands a launcher (package launch), which
-// outlives the server, so that a server that starts finds what runs, and how
+// PID 1 is our guest. Around it stands a launcher (package launch), of which a
+// few are held ready, and which outlives the server once it has a sandbox, so that a server that starts finds what runs, and how
 // what ended did end, in files. Processes are named by id and start, so that
 // none of another's is ever signalled.
 //

@@ -51,6 +51,11 @@ type Engine struct {
 	trees  []launch.Tree
 	bin    binary
 	events journal
+	stock  *stock
+
+	once    sync.Once
+	closing chan struct{}  // closed by Close, first of all
+	filling sync.WaitGroup // who fills the stock
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -88,7 +93,7 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	e := &Engine{opts: opts, dir: filepath.Join(dir, "local"), log: opts.Log, boxes: make(map[string]*box)}
+	e := &Engine{opts: opts, dir: filepath.Join(dir, "local"), log: opts.Log, boxes: make(map[string]*box), stock: newStock(), closing: make(chan struct{})}
 	e.can.root = os.Geteuid() == 0
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	for _, d := range []string{e.dir, e.path(sandboxesDir), e.path(masksDir), e.path(binDir)} {
@@ -110,6 +115,11 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 	if err := e.load(ctx); err != nil {
 		e.Close()
 		return nil, err
+	}
+	if !opts.PruneOnly {
+		e.stock.shells[e.kind("default")] = nil
+		e.stock.ask()
+		e.filling.Go(e.keepStock)
 	}
 	return e, nil
 }
@@ -224,6 +234,9 @@ func noImages(image string) error {
 
 // Close lets go of the sandboxes, which go on.
 func (e *Engine) Close() error {
+	e.once.Do(func() { close(e.closing) })
+	e.filling.Wait()
+	e.clearStock()
 	e.cancel()
 	e.wg.Wait()
 	e.mu.Lock()

@@ -89,7 +89,7 @@ func inside(t *testing.T) {
 	})
 	t.Run("it sees its own processes alone", func(t *testing.T) {
 		a := &agent{t, l, a.name, a.g}
-		if got := a.sh("tr '\\0' ' ' < /proc/1/cmdline"); got != "/.sandkeeper/bin/guest init " {
+		if got := a.sh("tr '\\0' ' ' < /proc/1/cmdline"); got != "/.sandkeeper/bin/guest inside " {
 			t.Errorf("PID 1 is %q", got)
 		}
 		host := os.Getpid()

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -92,17 +91,15 @@ func (e *Engine) plan(spec control.SandboxSpec, dir string) (launch.Plan, error)
 		return launch.Plan{}, err
 	}
 	p := launch.Plan{
-		Hostname:  spec.Env,
-		Dir:       dir,
-		Bin:       e.bin.dir,
-		UserNS:    !e.can.root,
-		NoNetwork: spec.Network == "none",
-		Writable:  e.can.writable,
-		Trees:     e.trees,
-		Files:     resolver(),
-		Shm:       1 << 30,
-		Guest:     pid1.Variable + "=" + string(guest),
-		Groups:    made,
+		Kind:     e.kind(spec.Network),
+		Hostname: spec.Env,
+		Dir:      dir,
+		Writable: e.can.writable,
+		Trees:    e.trees,
+		Files:    resolver(),
+		Shm:      1 << 30,
+		Guest:    guest,
+		Groups:   made,
 	}
 	if spec.Limits.MemoryMB > 0 {
 		// It is in memory, so half of the limit bounds it: a full /tmp is told as such, not as death.
@@ -114,62 +111,48 @@ func (e *Engine) plan(spec control.SandboxSpec, dir string) (launch.Plan, error)
 	return p, nil
 }
 
-// launch starts a launcher and waits for its answer. The launcher has nothing of
-// ours: it is in a session of its own, and its files are its own.
+// launch has a plan carried out, by a launcher from the stock or by a new one, and waits
+// for its answer.
 func (e *Engine) launch(ctx context.Context, p launch.Plan) (*run, error) {
 	raw, err := json.Marshal(p)
 	if err != nil {
 		return nil, err
 	}
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return nil, err
+	var s *shell
+	if !p.Probe {
+		s = e.stock.take(p.Kind)
 	}
-	defer null.Close()
-	log, err := os.OpenFile(filepath.Join(p.Dir, launch.LogFile), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, err
+	if s == nil {
+		if s, err = e.newShell(p.Kind); err != nil {
+			return nil, err
+		}
 	}
-	defer log.Close()
-	answer, answerW, err := os.Pipe()
-	if err != nil {
-		return nil, err
+	defer s.answer.Close()
+	stop := context.AfterFunc(ctx, func() { unix.Kill(s.pid, unix.SIGTERM) })
+	_, err = s.plan.Write(raw)
+	err = errors.Join(err, s.plan.Close())
+	var line []byte
+	if err == nil {
+		line, err = bufio.NewReader(s.answer).ReadBytes('\n')
 	}
-	defer answer.Close()
-	pid, err := syscall.ForkExec(e.bin.path(), []string{"sandkeeper", launch.Arg}, &syscall.ProcAttr{
-		Dir:   "/",
-		Env:   []string{launch.Variable + "=" + string(raw), "GOMAXPROCS=1", "GODEBUG=madvdontneed=1"},
-		Files: []uintptr{null.Fd(), null.Fd(), log.Fd(), answerW.Fd()},
-		Sys:   &syscall.SysProcAttr{Setsid: true},
-	})
-	answerW.Close()
-	if err != nil {
-		return nil, fmt.Errorf("launcher: %w", err)
-	}
-	// It is our child until we end; then it is the system's, which waits for it.
-	ended := make(chan struct{})
-	e.wg.Go(func() { e.reap(pid, ended) })
-
-	stop := context.AfterFunc(ctx, func() { unix.Kill(pid, unix.SIGTERM) })
-	line, err := bufio.NewReader(answer).ReadBytes('\n')
 	late := !stop()
 	var status launch.Status
 	switch {
 	case late:
-		<-ended
+		<-s.ended
 		return nil, ctx.Err()
 	case err != nil:
-		<-ended
+		<-s.ended
 		return nil, fmt.Errorf("the launcher ended: %w", errors.Join(err, logged(p.Dir)))
 	}
 	if err := json.Unmarshal(bytes.TrimSpace(line), &status); err != nil {
 		return nil, fmt.Errorf("the launcher's answer: %w", err)
 	}
 	if status.Error != "" {
-		<-ended
+		<-s.ended
 		return nil, errors.New(status.Error)
 	}
-	return newRun(status.PID, ended), nil
+	return newRun(status.PID, s.ended), nil
 }
 
 // reap waits for a launcher that is our child, or for Close.

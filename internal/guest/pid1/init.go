@@ -32,6 +32,7 @@ type Config struct {
 
 const (
 	workspace = "/workspace"
+	maxProcs  = 4 // it moves bytes; more would be threads of the sandbox's limit
 	// A little less than the engine waits before it kills, so that the end is ours.
 	stopGrace = 1900 * time.Millisecond
 	exitTERM  = 128 + int(unix.SIGTERM)
@@ -39,17 +40,49 @@ const (
 
 // Main is the life of PID 1; it returns the exit code after a SIGTERM.
 func Main() int {
-	// Small: what it keeps is bounded, and a sandbox may have little memory.
-	debug.SetGCPercent(30)
-	unix.Umask(0o022)
 	cfg, env, err := readEnvironment(os.Environ())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandkeeper: "+err.Error())
 		return 2
 	}
+	return Prepare().run(cfg, env)
+}
+
+// Prepared is a process that is ready to be PID 1.
+type Prepared struct{ term <-chan os.Signal }
+
+// Prepare readies this process: it swallows signals, reaps, and has its threads.
+func Prepare() Prepared {
+	// Small: what it keeps is bounded, and a sandbox may have little memory.
+	debug.SetGCPercent(30)
+	if runtime.NumCPU() > maxProcs {
+		runtime.GOMAXPROCS(maxProcs)
+	}
+	unix.Umask(0o022)
 	term := handleSignals()
 	stockThreads()
+	return Prepared{term}
+}
 
+// Run is the life of PID 1 from there on, with a Config as JSON and the
+// environment that commands get. It returns the exit code after a SIGTERM.
+func (p Prepared) Run(config []byte, environ []string) int {
+	_, env, err := readEnvironment(environ)
+	var cfg Config
+	if err == nil {
+		err = json.Unmarshal(config, &cfg)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sandkeeper: "+err.Error())
+		return 2
+	}
+	return p.run(cfg, env)
+}
+
+func (p Prepared) run(cfg Config, env map[string]string) int {
+	if !filepath.IsAbs(cfg.Workdir) {
+		cfg.Workdir = workspace
+	}
 	g := newGuest(cfg, env)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -65,7 +98,7 @@ func Main() int {
 	})
 	g.runner.keepers.prepare()
 
-	<-term
+	<-p.term
 	g.runner.stop(stopGrace)
 	return exitTERM
 }
@@ -105,9 +138,6 @@ func readEnvironment(environ []string) (cfg Config, env map[string]string, err e
 		}
 	}
 	delete(env, Variable)
-	if !filepath.IsAbs(cfg.Workdir) {
-		cfg.Workdir = workspace
-	}
 	return cfg, env, nil
 }
 

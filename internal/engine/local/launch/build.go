@@ -4,68 +4,131 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// Build is the life of a builder, from the clone to the guest. It returns where
-// something failed, after it said so, with the exit code.
-func Build() int {
-	runtime.LockOSThread() // the rights that are given up are a thread's, and this one executes
-	unix.CloseOnExec(statusFD)
-	unix.CloseOnExec(goFD)
-	err := build()
-	if err == nil {
-		return 0 // a probe
-	}
-	unix.Write(statusFD, []byte(err.Error()))
+// The files of the builder beside the usual ones, and what it says when it is done.
+const (
+	builderStatus = 3
+	builderPlan   = 4
+
+	built = "built"
+)
+
+// Build is the beginning of a builder, in namespaces of its own: it executes
+// the guest's binary anew, from a mount of it that nobody can write to, since a
+// sandbox reaches what its PID 1 is executed from. It returns where that failed,
+// after it said so, with the exit code.
+func Build(bin string) int {
+	runtime.LockOSThread()
+	err := func() error {
+		if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+			return os.NewSyscallError("die with the launcher", err)
+		}
+		// What is mounted here stays here; what the host mounts meanwhile is seen.
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+			return os.NewSyscallError("mounts of its own", err)
+		}
+		// What the server was started with, and did not know of, ends here.
+		if err := unix.CloseRange(builderPlan+1, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+			return os.NewSyscallError("close_range", err)
+		}
+		tree, err := cloneTree(bin, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+		if err != nil {
+			return err
+		}
+		env := []string{
+			"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+			"LANG=C.UTF-8",
+		}
+		return os.NewSyscallError("execute the guest", unix.Exec(proc(tree)+"/"+GuestFile, []string{BinTarget + "/" + GuestFile, InsideArg}, env))
+	}()
+	return Refuse(err)
+}
+
+// Refuse says what failed; it returns the exit code.
+func Refuse(err error) int {
+	unix.Write(builderStatus, []byte(err.Error()))
 	return 1
 }
 
-func build() error {
+// Prepare gives up, in every thread, what the builder does not need. It may be
+// called long before Become.
+func Prepare() error {
+	unix.CloseOnExec(builderStatus)
+	unix.CloseOnExec(builderPlan)
+	return giveUpGains()
+}
+
+// Become carries out the plan that comes: from then on this process is the PID 1
+// of a sandbox, with no more rights than that has. It returns the guest's
+// configuration, or nil and the exit code: after a probe, and where something
+// failed, which it has said.
+func Become() (guest json.RawMessage, code int) {
+	p, err := become()
+	if err == nil && p.Probe {
+		err = unix.Access(BinTarget+"/"+GuestFile, unix.X_OK)
+	}
+	if err != nil {
+		return nil, Refuse(err)
+	}
+	unix.Write(builderStatus, []byte(built))
+	unix.Close(builderStatus)
+	if p.Probe {
+		return nil, 0
+	}
+	return p.Guest, 0
+}
+
+func become() (*Plan, error) {
+	plan := os.NewFile(builderPlan, "plan")
+	raw, err := io.ReadAll(plan)
+	plan.Close()
+	if err != nil {
+		return nil, err
+	}
 	var p Plan
-	if err := json.Unmarshal([]byte(os.Getenv(Variable)), &p); err != nil {
-		return fmt.Errorf("plan: %w", err)
+	if err := json.Unmarshal(raw, &p); err != nil {
+		return nil, fmt.Errorf("the launcher is gone: %w", err)
 	}
-	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
-		return os.NewSyscallError("die with the launcher", err)
-	}
-	var b [1]byte
-	if n, err := unix.Read(goFD, b[:]); n != 1 {
-		return fmt.Errorf("the launcher is gone: %w", errors.Join(err))
-	}
-	unix.Umask(0)
+	mask := unix.Umask(0)
+	defer unix.Umask(mask)
 	for _, step := range []struct {
 		name string
 		do   func(*Plan) error
 	}{
+		{"log", openLog},
 		{"control groups", enterGroups},
 		{"host name", func(p *Plan) error { return unix.Sethostname([]byte(p.Hostname)) }},
 		{"network", bringUpLoopback},
 		{"root file system", buildRoot},
 		{"rights", dropRights},
+		{"files", checkFiles},
 	} {
 		if err := step.do(&p); err != nil {
-			return fmt.Errorf("%s: %w", step.name, err)
+			return nil, fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
-	guest := BinTarget + "/" + GuestFile
-	if p.Probe {
-		return unix.Access(guest, unix.X_OK)
+	return &p, nil
+}
+
+// openLog has what PID 1 says go to the sandbox's log.
+func openLog(p *Plan) error {
+	fd, err := unix.Open(filepath.Join(p.Dir, LogFile), unix.O_WRONLY|unix.O_APPEND|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
 	}
-	env := []string{
-		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"LANG=C.UTF-8",
-		p.Guest,
-	}
-	return fmt.Errorf("execute the guest: %w", unix.Exec(guest, []string{guest, "init"}, env))
+	defer unix.Close(fd)
+	return unix.Dup3(fd, unix.Stderr, 0)
 }
 
 func enterGroups(p *Plan) error {
@@ -78,7 +141,7 @@ func enterGroups(p *Plan) error {
 		}
 	}
 	// Seen from inside, its groups are the topmost.
-	return os.NewSyscallError("unshare", unix.Unshare(unix.CLONE_NEWCGROUP))
+	return everyThread("unshare", unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP, 0, 0)
 }
 
 func bringUpLoopback(p *Plan) error {
@@ -117,7 +180,7 @@ const plain = unix.MS_NOSUID | unix.MS_NODEV
 
 // buildRoot makes the sandbox's root of what the plan names, and nothing else.
 func buildRoot(p *Plan) error {
-	// What is mounted here stays here.
+	// What the host mounts from here on is not seen.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
 	}
@@ -285,18 +348,29 @@ func (r root) bind(source, target string, attributes uint64) error {
 	return bindOn(source, fd, attributes)
 }
 
-func bindOn(source string, fd int, attributes uint64) error {
-	tree, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+// cloneTree returns a copy of a directory or a file, with all that is mounted in
+// it, that is mounted nowhere yet.
+func cloneTree(source string, attributes uint64) (fd int, err error) {
+	fd, err = unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
-		return os.NewSyscallError("open_tree", err)
+		return -1, os.NewSyscallError("open_tree", err)
+	}
+	if attributes == 0 {
+		return fd, nil
+	}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: attributes}); err != nil {
+		unix.Close(fd)
+		return -1, os.NewSyscallError("mount_setattr", err)
+	}
+	return fd, nil
+}
+
+func bindOn(source string, fd int, attributes uint64) error {
+	tree, err := cloneTree(source, attributes)
+	if err != nil {
+		return err
 	}
 	defer unix.Close(tree)
-	if attributes != 0 {
-		attr := unix.MountAttr{Attr_set: attributes}
-		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
-			return os.NewSyscallError("mount_setattr", err)
-		}
-	}
 	return os.NewSyscallError("move_mount", unix.MoveMount(tree, "", fd, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH))
 }
 
@@ -461,41 +535,6 @@ func (r root) protect() error {
 		if err != nil {
 			return fmt.Errorf("protect %s: %w", path, err)
 		}
-	}
-	return nil
-}
-
-// kept are the capabilities that root has in a sandbox, as with every engine.
-var kept = []uint{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_KILL, unix.CAP_SETGID, unix.CAP_SETUID}
-
-// dropRights leaves this thread, and what it executes, the kept capabilities
-// and no way to more.
-func dropRights(*Plan) error {
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return os.NewSyscallError("no_new_privs", err)
-	}
-	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
-		if slices.Contains(kept, uint(c)) {
-			continue
-		}
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && err != unix.EINVAL {
-			return os.NewSyscallError("bounding set", err)
-		}
-	}
-	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
-		return os.NewSyscallError("ambient set", err)
-	}
-	if err := filterCalls(); err != nil {
-		return fmt.Errorf("filter system calls: %w", err)
-	}
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	for _, c := range kept {
-		data[c/32].Effective |= 1 << (c % 32)
-		data[c/32].Permitted |= 1 << (c % 32)
-	}
-	if _, _, errno := unix.RawSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data[0])), 0); errno != 0 {
-		return os.NewSyscallError("capset", errno)
 	}
 	return nil
 }

@@ -17,12 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The files that the launcher and the builder are started with.
-const (
-	statusFD = 3 // how the start went, to whoever started it
-	goFD     = 4 // the builder: a byte lets it go on
-)
-
 // Status is the launcher's answer, one line of JSON; nothing is a failure too.
 type Status struct {
 	Error string  `json:"error,omitempty"`
@@ -35,9 +29,13 @@ func Main() int {
 	// PID 1 dies with the thread that cloned it: that is this one, for ever.
 	runtime.LockOSThread()
 	debug.SetGCPercent(20)
-	unix.CloseOnExec(statusFD)
+	unix.CloseOnExec(StatusFile)
+	unix.CloseOnExec(PlanFile)
 	l := &launcher{}
 	pid, err := l.start()
+	if errors.Is(err, errLetGo) {
+		return 0
+	}
 	l.answer(pid, err)
 	if err != nil {
 		return 1
@@ -50,6 +48,7 @@ func Main() int {
 }
 
 type launcher struct {
+	kind   Kind
 	plan   Plan
 	run    Run
 	pidfd  int
@@ -57,55 +56,40 @@ type launcher struct {
 	byHand atomic.Bool
 }
 
+// errLetGo: whoever started the launcher has no plan for it, or is gone.
+var errLetGo = errors.New("no plan")
+
 func (l *launcher) answer(pid Process, err error) {
 	s := Status{PID: pid}
 	if err != nil {
 		s.Error = err.Error()
 	}
 	b, _ := json.Marshal(s)
-	unix.Write(statusFD, append(b, '\n')) // whoever started us may be gone
-	unix.Close(statusFD)
+	unix.Write(StatusFile, append(b, '\n')) // whoever started us may be gone
+	unix.Close(StatusFile)
 }
 
 func (l *launcher) start() (Process, error) {
-	raw := os.Getenv(Variable)
-	if err := json.Unmarshal([]byte(raw), &l.plan); err != nil {
-		return Process{}, fmt.Errorf("plan: %w", err)
+	if err := json.Unmarshal([]byte(os.Getenv(Variable)), &l.kind); err != nil {
+		return Process{}, fmt.Errorf("kind: %w", err)
 	}
 	term := make(chan os.Signal, 1)
 	signal.Notify(term, unix.SIGTERM)
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGPIPE)
-	for _, group := range l.plan.Groups.Stand {
-		if err := enter(group); err != nil {
-			return Process{}, err
-		}
-	}
-	var err error
-	if l.plan.Groups.Memory != "" {
-		if l.memory, err = watchMemory(l.plan.Groups.Memory, l.plan.Groups.Two); err != nil {
-			return Process{}, fmt.Errorf("watch memory: %w", err)
-		}
-	}
-	status, release, err := l.clone()
+	status, plan, err := l.clone()
 	if err != nil {
 		return Process{}, err
 	}
 	defer status.Close()
+	defer plan.Close()
 	go func() {
 		<-term
 		l.byHand.Store(true)
 		unix.PidfdSendSignal(l.pidfd, unix.SIGKILL, nil, 0)
 	}()
-	if err := l.record(); err != nil {
-		return Process{}, errors.Join(err, l.abandon())
-	}
-	_, err = release.Write([]byte{'g'})
-	release.Close()
+	raw, err := l.await()
 	if err == nil {
-		var said []byte
-		if said, err = io.ReadAll(io.LimitReader(status, 4096)); err == nil && len(said) > 0 {
-			err = errors.New(string(said))
-		}
+		err = l.carryOut(raw, plan, status)
 	}
 	if err != nil {
 		return Process{}, errors.Join(err, l.abandon())
@@ -113,46 +97,124 @@ func (l *launcher) start() (Process, error) {
 	return l.run.PID, nil
 }
 
-// clone starts the builder in its namespaces. It waits for a byte on release,
-// and tells on status what failed; status ends when the guest is executed.
-func (l *launcher) clone() (status, release *os.File, err error) {
+// clone starts the builder in its namespaces. It waits for the plan, and tells
+// on status how it went.
+func (l *launcher) clone() (status, plan *os.File, err error) {
 	status, statusW, err := os.Pipe()
 	if err != nil {
 		return nil, nil, err
 	}
 	defer statusW.Close()
-	releaseR, release, err := os.Pipe()
+	planR, plan, err := os.Pipe()
 	if err != nil {
 		return nil, nil, err
 	}
-	defer releaseR.Close()
+	defer planR.Close()
 	attr := &syscall.SysProcAttr{
 		Setsid:     true,
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
 		Pdeathsig:  unix.SIGKILL,
 		PidFD:      &l.pidfd,
 	}
-	if l.plan.NoNetwork {
+	if l.kind.NoNetwork {
 		attr.Cloneflags |= unix.CLONE_NEWNET
 	}
-	if l.plan.UserNS {
+	if l.kind.UserNS {
 		attr.Cloneflags |= unix.CLONE_NEWUSER
 		attr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
 	}
-	pid, err := syscall.ForkExec("/proc/self/exe", []string{"sandkeeper", BuildArg}, &syscall.ProcAttr{
-		Dir:   l.plan.Dir,
-		Env:   []string{Variable + "=" + os.Getenv(Variable)},
-		Files: []uintptr{0, 1, 2, statusW.Fd(), releaseR.Fd()},
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{"sandkeeper", BuildArg, l.kind.Bin}, &syscall.ProcAttr{
+		Dir:   "/",
+		Env:   []string{},
+		Files: []uintptr{0, 1, 2, statusW.Fd(), planR.Fd()},
 		Sys:   attr,
 	})
 	if err != nil {
 		status.Close()
-		release.Close()
+		plan.Close()
 		return nil, nil, fmt.Errorf("namespaces: %w", err)
 	}
 	l.run.PID.ID = pid
-	return status, release, nil
+	return status, plan, nil
+}
+
+// await waits for the plan, for as long as it takes. Errors: errLetGo.
+func (l *launcher) await() ([]byte, error) {
+	var raw []byte
+	buf := make([]byte, 16<<10)
+	for {
+		fds := []unix.PollFd{{Fd: PlanFile, Events: unix.POLLIN}, {Fd: int32(l.pidfd), Events: unix.POLLIN}}
+		if _, err := unix.Poll(fds, -1); err == unix.EINTR {
+			continue
+		} else if err != nil {
+			return nil, os.NewSyscallError("poll", err)
+		}
+		if fds[0].Revents == 0 {
+			if l.byHand.Load() {
+				return nil, errLetGo
+			}
+			return nil, errors.New("the builder ended")
+		}
+		n, err := unix.Read(PlanFile, buf)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return nil, os.NewSyscallError("read the plan", err)
+		case n > 0:
+			raw = append(raw, buf[:n]...)
+		case len(raw) == 0:
+			return nil, errLetGo
+		default:
+			unix.Close(PlanFile)
+			return raw, nil
+		}
+	}
+}
+
+// carryOut has the plan carried out: what it starts is on disk before it does anything.
+func (l *launcher) carryOut(raw []byte, plan, status *os.File) error {
+	if err := json.Unmarshal(raw, &l.plan); err != nil {
+		return fmt.Errorf("plan: %w", err)
+	}
+	if l.plan.Kind != l.kind {
+		return errors.New("the plan is for another kind of launcher")
+	}
+	log, err := os.OpenFile(filepath.Join(l.plan.Dir, LogFile), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	if err := unix.Dup3(int(log.Fd()), unix.Stderr, 0); err != nil {
+		return os.NewSyscallError("log", err)
+	}
+	for _, group := range l.plan.Groups.Stand {
+		if err := enter(group); err != nil {
+			return err
+		}
+	}
+	if l.plan.Groups.Memory != "" {
+		if l.memory, err = watchMemory(l.plan.Groups.Memory, l.plan.Groups.Two); err != nil {
+			return fmt.Errorf("watch memory: %w", err)
+		}
+	}
+	if err := l.record(); err != nil {
+		return err
+	}
+	if _, err := plan.Write(raw); err != nil {
+		return fmt.Errorf("the builder takes no plan: %w", err)
+	}
+	plan.Close()
+	said, err := io.ReadAll(io.LimitReader(status, 4096))
+	switch {
+	case err != nil:
+		return fmt.Errorf("the builder's answer: %w", err)
+	case len(said) == 0:
+		return errors.New("the builder ended")
+	case string(said) != built:
+		return errors.New(string(said))
+	}
+	return nil
 }
 
 // record writes down what runs, before it does anything.
@@ -179,6 +241,9 @@ func (l *launcher) abandon() error {
 	var status unix.WaitStatus
 	if err := wait(l.run.PID.ID, &status); err != nil {
 		return err
+	}
+	if l.plan.Dir == "" {
+		return nil
 	}
 	if err := os.Remove(filepath.Join(l.plan.Dir, RecordFile)); err != nil && !os.IsNotExist(err) {
 		return err

@@ -10,14 +10,29 @@ import (
 	"time"
 )
 
-// The arguments by which the guest's binary becomes a launcher or a builder.
+// The arguments by which the guest's binary becomes a launcher, a builder, and
+// what the builder becomes.
 const (
-	Arg      = "launch"
-	BuildArg = "build"
+	Arg       = "launch"
+	BuildArg  = "build"
+	InsideArg = "inside"
 )
 
-// Variable holds the Plan in the launcher's environment.
-const Variable = "SANDKEEPER_PLAN"
+// Variable holds the Kind in the launcher's environment.
+const Variable = "SANDKEEPER_LAUNCH"
+
+// The files that the launcher is started with, beside the usual ones.
+const (
+	StatusFile = 3 // the launcher's answer, a Status
+	PlanFile   = 4 // the Plan, to the end of the file; nothing at all lets the launcher go
+)
+
+// Kind is what is decided before there is a Plan.
+type Kind struct {
+	Bin       string `json:"bin"`        // the directory of the guest's binary
+	UserNS    bool   `json:"user_ns"`    // the server is not root: its user is root inside
+	NoNetwork bool   `json:"no_network"` // in a network namespace of its own
+}
 
 // The names of what is in a sandbox's directory.
 const (
@@ -40,20 +55,18 @@ const (
 
 // Plan is the whole of what a sandbox is and may do.
 type Plan struct {
-	Hostname  string `json:"hostname"`
-	Dir       string `json:"dir"`     // the sandbox's directory
-	Bin       string `json:"bin"`     // the directory of the guest's binary
-	UserNS    bool   `json:"user_ns"` // the server is not root: its user is root inside
-	NoNetwork bool   `json:"no_network"`
-	Writable  bool   `json:"writable"` // changes to the root file system are kept; else there can be none
+	Kind
+	Hostname string `json:"hostname"`
+	Dir      string `json:"dir"`      // the sandbox's directory
+	Writable bool   `json:"writable"` // changes to the root file system are kept; else there can be none
 
 	Trees  []Tree            `json:"trees"`  // what it sees of the host's files
 	Files  map[string]string `json:"files"`  // below /run, where the host's own files point there
 	Tmp    int64             `json:"tmp"`    // bytes of /tmp; 0: not bounded
 	Shm    int64             `json:"shm"`    // bytes of /dev/shm
-	Guest  string            `json:"guest"`  // the guest's configuration, in its own variable
+	Guest  json.RawMessage   `json:"guest"`  // the guest's configuration
 	Groups Groups            `json:"groups"` // control groups
-	Probe  bool              `json:"probe"`  // end with 0 where the guest would be executed
+	Probe  bool              `json:"probe"`  // end with 0 where the guest would begin
 }
 
 // Tree is a directory of the host's, at the same path inside.

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"fmt"
 	"runtime"
 	"unsafe"
 
@@ -36,8 +37,9 @@ const (
 	newNamespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
 )
 
-// filterCalls has the kernel refuse them to this thread and what it becomes. The
-// calls of another architecture, which amd64 has in its old one, are refused as a whole.
+// filterCalls has the kernel refuse them to every thread of this process and to
+// what it becomes and starts. The calls of another architecture, which amd64 has in
+// its old one, are refused as a whole.
 func filterCalls() error {
 	arch := uint32(archAMD64)
 	if runtime.GOARCH == "arm64" {
@@ -45,7 +47,14 @@ func filterCalls() error {
 	}
 	program := filter(arch)
 	prog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&prog)), 0, 0)
+	thread, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&prog)))
+	if errno != 0 {
+		return errno
+	}
+	if thread != 0 {
+		return fmt.Errorf("thread %d has a filter of its own", thread)
+	}
+	return nil
 }
 
 func filter(arch uint32) []unix.SockFilter {
