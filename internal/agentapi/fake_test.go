@@ -243,7 +243,7 @@ func serveOn(t testing.TB, pipes *pipes, change ...func(*Options)) *server {
 	}
 	h.Start()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
 		if err := a.Shutdown(ctx); err != nil {
 			t.Errorf("shutdown: %v", err)

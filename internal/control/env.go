@@ -70,6 +70,7 @@ type Env struct {
 	StartedAt    time.Time `json:"started_at,omitzero"` // when the start of this generation was decided
 	ReadyAt      time.Time `json:"ready_at,omitzero"`   // when that start was done: a pull may take longer than any age
 	Run          time.Time `json:"run,omitzero"`        // when this run of its PID 1 began, by the engine's clock; zero: not seen yet
+	GuestRun     string    `json:"guest_run,omitempty"` // the same run as its PID 1 names it: commands are started in no other; "": not told
 	LastActivity Activity  `json:"last_activity"`
 	IdleSince    time.Time `json:"idle_since,omitzero"` // zero: held, or not ready
 	Deadline     time.Time `json:"deadline,omitzero"`   // as last shown; zero: none

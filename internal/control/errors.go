@@ -74,6 +74,9 @@ var (
 	ErrNoSandbox = errors.New("no such sandbox")
 	// ErrGuestUnreachable: the sandbox's PID 1 cannot be reached; whether a call took effect is not known.
 	ErrGuestUnreachable = errors.New("guest unreachable")
+	// ErrOtherRun: the sandbox runs, but it was started again since: what was meant for
+	// its earlier run is not done in this one.
+	ErrOtherRun = errors.New("the sandbox was started again")
 	// ErrNoExec: the guest has never heard of that exec.
 	ErrNoExec = errors.New("no such exec")
 )

@@ -268,11 +268,24 @@ func (p *Plane) drive(x *exec) {
 	if err == nil {
 		err = p.startExec(x)
 	}
+	if errors.Is(err, ErrOtherRun) {
+		e.startedBehindOurBack(p.ctx, x.generation)
+	}
 	if err != nil {
 		p.execFailed(x, err)
 		return
 	}
 	p.followExec(x)
+}
+
+// startedBehindOurBack takes the word of a guest of a later run that the run of
+// this generation is over. A round would find the same.
+func (e *env) startedBehindOurBack(ctx context.Context, generation int64) {
+	e.t.mu.Lock()
+	defer e.t.mu.Unlock()
+	if r := e.rec.Load(); r.State == Ready && r.Generation == generation {
+		e.lost(ctx, nil, false)
+	}
 }
 
 // bind waits for its environment and ties the exec to the generation that is
@@ -287,6 +300,7 @@ func (e *env) bind(ctx context.Context, x *exec) error {
 	}
 	tx := e.t.begin()
 	x.generation, x.state, x.startedAt = rec.Generation, execRunning, tx.now
+	x.start.Run = rec.GuestRun
 	x.start.Workdir = rec.Applied.Workdir
 	x.start.Env = rec.Applied.Variables
 	if x.id != "" {
@@ -475,7 +489,7 @@ func (p *Plane) execError(err error, x *exec) error {
 	if p.ctx.Err() != nil {
 		return Errorf(KindDraining, "the server is going down; the command goes on and can be asked for by its id")
 	}
-	if errors.Is(err, ErrEngineUnavailable) || errors.Is(err, ErrGuestUnreachable) {
+	if errors.Is(err, ErrEngineUnavailable) || errors.Is(err, ErrGuestUnreachable) || errors.Is(err, ErrOtherRun) {
 		return &Error{Kind: KindEngineUnavailable, Message: "the sandbox does not answer; with an id, the call can be repeated", RetryAfter: 2 * time.Second, Err: err}
 	}
 	return &Error{Kind: KindInternal, Message: "the command could not be run; the server's log has the cause", Err: err}

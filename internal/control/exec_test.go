@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -218,6 +219,27 @@ func TestACommandNeverRunsTwice(t *testing.T) {
 		}
 		started(f, 2)
 	})
+	for _, id := range []string{"", "once"} {
+		rule(t, "not where its start was not answered, and the sandbox was started again since, id "+strconv.Quote(id), func(f *fixture) {
+			env := f.acquire("t", persistent).Env.ID
+			f.guests.Inject(controltest.Fault{Call: "Start", Times: 1, After: true, Err: control.ErrGuestUnreachable})
+			r := f.runLater("t", "echo", withID(id))
+			f.engine.Die("sandkeeper-test-"+env, 1, false)
+			f.must(f.engine.Start(f.Context(), "sandkeeper-test-"+env))
+			<-r.done
+			e := f.refused(r.err, control.KindGenerationGone)
+			if e.Tombstone == nil || e.Tombstone.Generation != 1 {
+				f.Fatalf("tombstone %+v", e.Tombstone)
+			}
+			f.equal("it was started, times", len(f.guests.Starts()), 1)
+			f.advance(time.Second)
+			f.reconcile() // the next generation is taken up
+			f.guests.OnStart(nil)
+			f.run("t", "another")
+			f.equal("generation", f.view(env).Generation, int64(2))
+			f.equal("started, times", len(f.guests.Starts()), 2)
+		})
+	}
 }
 
 func TestEveryCommandHasOneEnd(t *testing.T) {

@@ -22,10 +22,13 @@ type Guests interface {
 type Guest interface {
 	// Ping answers once the guest does, until ctx ends.
 	Ping(ctx context.Context) error
+	// Run names this run of the sandbox: each life of its PID 1 has a name of its
+	// own. It is "" where the guest is too old to say.
+	Run(ctx context.Context) (string, error)
 	// Start starts a command, or does nothing if one of that name was ever
 	// started in this run of the sandbox. A program that is missing or cannot be
 	// executed is no error of Start: the exec ends with 127 or 126.
-	// Errors: *FileError ENOENT where an explicit Cwd does not exist.
+	// Errors: *FileError ENOENT where an explicit Cwd does not exist; ErrOtherRun.
 	Start(ctx context.Context, s ExecStart) (ExecStarted, error)
 	// Wait waits for the end of an exec, and returns its output bounded to
 	// limit bytes of each stream: the first 40 % and the last 60 %, joined.
@@ -51,6 +54,7 @@ type Guest interface {
 // ExecStart is a command to start. Either Shell or Argv is set.
 type ExecStart struct {
 	Exec       string            // the plane's name for it, unique for ever
+	Run        string            // the run of the sandbox that it is meant for; "": any
 	Shell      string            // text for a shell; shell state carries over
 	Argv       []string          // a program and its arguments; shell state is left alone
 	Cwd        string            // "": the carried directory for Shell, the workdir for Argv

@@ -32,6 +32,7 @@ type startJob struct {
 	done       chan struct{} // closed at its end; err and how may be read then
 	err        error
 	how        string // howResumed becomes howRecreated where the sandbox was gone
+	run        string // as the guest names it
 }
 
 // start moves an environment to starting: the intent is on disk before the
@@ -44,7 +45,7 @@ func (x *tx) start(e *env, how string) {
 	}
 	t.Generations[r.Name]++
 	r.State, r.Generation, r.StartedAt, r.Error = Starting, t.Generations[r.Name], x.now, ""
-	r.Run, r.NotBefore, r.AnnouncedAt, r.AnnouncedRun = time.Time{}, time.Time{}, time.Time{}, 0
+	r.Run, r.GuestRun, r.NotBefore, r.AnnouncedAt, r.AnnouncedRun = time.Time{}, "", time.Time{}, time.Time{}, 0
 	x.event(r, EnvStarting, x.actor(r), "", map[string]any{"generation": r.Generation, "image": r.Asked.Image, "how": how})
 	x.moved(e)
 	x.after = append(x.after, func() { e.launch(how) })
@@ -67,7 +68,7 @@ func (e *env) launch(how string) {
 	rec := e.rec.Load()
 	p.background(func() {
 		defer cancel(nil)
-		created, err := p.runStart(ctx, e, rec)
+		created, err := p.runStart(ctx, e, rec, j)
 		if err != nil && context.Cause(ctx) != nil {
 			err = errors.Join(context.Cause(ctx), err)
 		}
@@ -76,7 +77,7 @@ func (e *env) launch(how string) {
 }
 
 // runStart asks the engine and the guest. Each step can be repeated.
-func (p *Plane) runStart(ctx context.Context, e *env, r *Env) (Created, error) {
+func (p *Plane) runStart(ctx context.Context, e *env, r *Env, j *startJob) (Created, error) {
 	spec := SandboxSpec{
 		Name: e.sandbox(), Env: r.ID, Owner: r.Owner, Task: r.Task, EnvName: r.Name,
 		Image: r.Asked.Image, Network: r.Asked.Network, Workdir: r.Asked.Workdir, Limits: r.Asked.Limits,
@@ -116,7 +117,13 @@ func (p *Plane) runStart(ctx context.Context, e *env, r *Env) (Created, error) {
 		if err := p.o.Engine.Start(c, spec.Name); err != nil {
 			return err
 		}
-		return p.o.Guests.Guest(spec.Name).Ping(c)
+		g := p.o.Guests.Guest(spec.Name)
+		if err := g.Ping(c); err != nil {
+			return err
+		}
+		var err error
+		j.run, err = g.Run(c)
+		return err
 	})
 	if err != nil && ctx.Err() == nil {
 		// What is recorded as not running does not run.
@@ -203,6 +210,7 @@ func (x *tx) startDone(e *env, j *startJob, created Created) {
 	if !created.Existed || created.Unenforced != nil {
 		c.Unenforced = created.Unenforced
 	}
+	c.GuestRun = j.run
 	c.Engine, c.Isolation = x.p.engine.name()
 	c.State, c.ReadyAt, c.Files, c.Recreate, c.FailedAt, c.DormantSince = Ready, x.now, true, false, time.Time{}, time.Time{}
 	kind := map[string]EventKind{howCreated: EnvReady, howResumed: EnvResumed, howRecreated: EnvRecreated}[j.how]

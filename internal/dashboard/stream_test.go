@@ -27,7 +27,7 @@ type sse struct {
 
 func openSSE(t testing.TB, base, path, lastID string) *sse {
 	t.Helper()
-	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
 	r, err := http.NewRequestWithContext(ctx, "GET", base+path, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ func serve(t testing.TB, h *house) string {
 	srv := httptest.NewServer(h.handler())
 	t.Cleanup(func() {
 		if err := h.Shutdown(t.Context()); err != nil {
-			ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+			ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 			defer stop()
 			if err := h.Shutdown(ctx); err != nil {
 				t.Error(err)

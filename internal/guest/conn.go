@@ -12,12 +12,16 @@ import (
 	"sandkeeper/internal/guest/wire"
 )
 
-const maxIdleStreams = 4
+const (
+	maxIdleStreams = 4
+	maxRunName     = 64 // bytes
+)
 
 // conn is one multiplexed connection to a guest. Streams whose call is over are
 // used for the next one, which saves their opening and closing.
 type conn struct {
 	mux *yamux.Session
+	run string // as the guest names it
 
 	mu   sync.Mutex // guards the fields below
 	idle []*yamux.Stream
@@ -45,6 +49,7 @@ func newConn(ctx context.Context, raw io.ReadWriteCloser) (*conn, error) {
 		c.close()
 		return nil, err
 	}
+	c.run = text(resp.Run, maxRunName)
 	return c, nil
 }
 

@@ -98,6 +98,31 @@ func TestStartTwiceRunsOnce(t *testing.T) {
 	})
 }
 
+// A control plane that had no answer asks again, and may ask the wrong one by then.
+func TestACommandForAnotherRunIsNotStarted(t *testing.T) {
+	overEach(t, func(t *testing.T, over string) {
+		s, other := start(t, over, options{}), start(t, over, options{})
+		run, err := s.Run(t.Context())
+		if err != nil || run == "" {
+			t.Fatalf("run %q, %v", run, err)
+		}
+		s.cut()
+		if again, err := s.Run(t.Context()); err != nil || again != run {
+			t.Errorf("over another connection it is %q, %v; want %q", again, err, run)
+		}
+		c := control.ExecStart{Exec: "once", Run: run, Shell: "echo ran >> /workspace/log"}
+		if _, err := other.Start(t.Context(), c); !errors.Is(err, control.ErrOtherRun) {
+			t.Errorf("started in another run: %v, want ErrOtherRun", err)
+		}
+		if _, err := other.Wait(t.Context(), "once", 0); !errors.Is(err, control.ErrNoExec) {
+			t.Errorf("the other knows it: %v", err)
+		}
+		if end := s.do(t, c); end.ExitCode != 0 {
+			t.Errorf("ended %d: %s", end.ExitCode, end.Stderr)
+		}
+	})
+}
+
 func TestACallSurvivesALostConnection(t *testing.T) {
 	overEach(t, func(t *testing.T, over string) {
 		s := start(t, over, options{})

@@ -70,6 +70,8 @@ func (r remote) own(err error) error {
 		return &control.FileError{Errno: e.Errno, Message: message}
 	case wire.CodeNoExec:
 		return control.ErrNoExec
+	case wire.CodeRun:
+		return control.ErrOtherRun
 	case wire.CodeInvalid:
 		return &control.Error{Kind: control.KindInvalid, Message: message}
 	}
@@ -115,10 +117,25 @@ func (r remote) Ping(ctx context.Context) error {
 	}
 }
 
+// Run names this run of the sandbox, as the guest said when it was dialled.
+func (r remote) Run(ctx context.Context) (string, error) {
+	l, err := r.fleet.line(r.name)
+	if err != nil {
+		return "", unreachable(err)
+	}
+	l.begin()
+	defer l.end()
+	c, err := l.connect(ctx)
+	if err != nil {
+		return "", unreachable(err)
+	}
+	return c.run, nil
+}
+
 // Start starts a command, unless one of that name was started before.
 func (r remote) Start(ctx context.Context, s control.ExecStart) (control.ExecStarted, error) {
 	resp, _, err := r.call(ctx, &wire.Request{Method: wire.MethodStart, Start: &wire.Start{
-		Exec: s.Exec, Shell: s.Shell, Argv: s.Argv, Cwd: s.Cwd, Workdir: s.Workdir,
+		Exec: s.Exec, Run: s.Run, Shell: s.Shell, Argv: s.Argv, Cwd: s.Cwd, Workdir: s.Workdir,
 		Env: s.Env, Variables: s.Variables, Timeout: int64(s.Timeout), Background: s.Background,
 	}}, s.Stdin, 0)
 	if err != nil {

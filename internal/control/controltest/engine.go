@@ -2,6 +2,7 @@ package controltest
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"net"
@@ -41,6 +42,7 @@ type sandbox struct {
 
 // run is one life of a sandbox's PID 1.
 type run struct {
+	name  string        // as its guest has it
 	ended chan struct{} // closed at its end
 	execs map[string]*process
 }
@@ -368,7 +370,9 @@ func (e *Engine) Close() error { return nil }
 
 // The rest is called with mu held.
 
-func newRun() *run { return &run{ended: make(chan struct{}), execs: map[string]*process{}} }
+func newRun() *run {
+	return &run{name: rand.Text(), ended: make(chan struct{}), execs: map[string]*process{}}
+}
 
 func (e *Engine) end(name string, exitCode int, oom bool) bool {
 	box, ok := e.sandboxes[name]

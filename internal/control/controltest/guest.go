@@ -142,9 +142,20 @@ func (g *guest) Ping(ctx context.Context) error {
 	return g.call(ctx, "Ping", func(*sandbox) error { return nil })
 }
 
+func (g *guest) Run(ctx context.Context) (name string, err error) {
+	err = g.call(ctx, "Run", func(box *sandbox) error {
+		name = box.run.name
+		return nil
+	})
+	return name, err
+}
+
 func (g *guest) Start(ctx context.Context, s control.ExecStart) (st control.ExecStarted, err error) {
 	err = g.call(ctx, "Start", func(box *sandbox) error {
 		execs := box.run.execs
+		if s.Run != "" && s.Run != box.run.name {
+			return control.ErrOtherRun
+		}
 		if p, ok := execs[s.Exec]; ok {
 			st = control.ExecStarted{PID: p.pid, Existed: true}
 			return nil

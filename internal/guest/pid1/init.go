@@ -2,6 +2,7 @@ package pid1
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -201,7 +202,7 @@ func newGuest(cfg Config, env map[string]string) *Guest {
 			return keeper.Spawn("/proc/self/exe", []string{"GOMAXPROCS=1", "GODEBUG=madvdontneed=1"})
 		}),
 	}
-	return &Guest{runner: r, files: newFiles(&user, cfg.Workdir)}
+	return &Guest{run: rand.Text(), runner: r, files: newFiles(&user, cfg.Workdir)}
 }
 
 // setIdentity sets HOME and USER. The engine starts the guest as root, and gives

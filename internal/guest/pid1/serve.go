@@ -17,6 +17,7 @@ var features = []string{"execs", "files"}
 
 // Guest is what a control plane calls.
 type Guest struct {
+	run    string // names this life of the guest
 	runner *runner
 	files  *files
 	once   onceOnly
@@ -87,11 +88,14 @@ func (g *Guest) answer(ctx context.Context, in *caller, req *wire.Request, paylo
 	var err error
 	switch req.Method {
 	case wire.MethodHello:
-		resp.Version, resp.Features = wire.Version, features
+		resp.Version, resp.Features, resp.Run = wire.Version, features, g.run
 	case wire.MethodPing:
 	case wire.MethodStart:
 		if req.Start == nil {
 			return failure(&wire.Error{Code: wire.CodeInvalid, Message: "no start"}), nil
+		}
+		if run := req.Start.Run; run != "" && run != g.run {
+			return failure(&wire.Error{Code: wire.CodeRun, Message: "this is another run of the sandbox"}), nil
 		}
 		resp.Started, err = g.runner.start(ctx, req.Start, payload)
 	case wire.MethodWait:

@@ -54,6 +54,7 @@ type Request struct {
 // Start is a command to start.
 type Start struct {
 	Exec       string            `json:"exec"`
+	Run        string            `json:"run,omitempty"` // that of hello; in another the command is not started
 	Shell      string            `json:"sh,omitempty"`
 	Argv       []string          `json:"argv,omitempty"`
 	Cwd        string            `json:"cwd,omitempty"`
@@ -70,6 +71,7 @@ type Response struct {
 
 	Version   int      `json:"v,omitempty"`
 	Features  []string `json:"features,omitempty"`
+	Run       string   `json:"run,omitempty"` // hello: names this life of the guest
 	Started   *Started `json:"started,omitempty"`
 	End       *End     `json:"end,omitempty"` // the payload is stdout, then stderr
 	Execs     []Exec   `json:"execs,omitempty"`
@@ -83,6 +85,7 @@ type Response struct {
 const (
 	CodeErrno   = "errno"   // the file system refused; Errno has its name
 	CodeNoExec  = "no_exec" // never heard of that exec
+	CodeRun     = "run"     // meant for another run of the sandbox
 	CodeInvalid = "invalid"
 	CodeUnknown = "unknown" // a method of another version
 	CodeFailed  = "failed"
