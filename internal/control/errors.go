@@ -79,6 +79,8 @@ var (
 	ErrOtherRun = errors.New("the sandbox was started again")
 	// ErrNoExec: the guest has never heard of that exec.
 	ErrNoExec = errors.New("no such exec")
+	// ErrStdinClosed: the exec takes no input, or another one gives it now.
+	ErrStdinClosed = errors.New("stdin is closed")
 )
 
 // FileError is a refusal of the sandbox's file system.

@@ -42,6 +42,16 @@ type Guest interface {
 	// It returns how many still live: verified 0 for KILL of a tree; for others after 100 ms.
 	Signal(ctx context.Context, exec, signal string, tree bool) (survivors int, err error)
 
+	// Attach joins the streams of an exec, also of one that has ended and whose
+	// output is still kept. Errors: ErrNoExec; ctx bounds the joining alone.
+	Attach(ctx context.Context, a GuestAttach) (GuestStream, error)
+	// CloseStdin ends an exec's input, once it has read what was given.
+	// Errors: ErrNoExec.
+	CloseStdin(ctx context.Context, exec string) error
+	// Resize sets the size of an exec's terminal. Errors: ErrNoExec; *Error
+	// KindConflict where it has none.
+	Resize(ctx context.Context, exec string, t TTY) error
+
 	// The file calls. A relative path counts from the workdir. Errors: *FileError.
 	ReadFile(ctx context.Context, path string, offset int64, length int) (FileChunk, error)
 	WriteFile(ctx context.Context, w FileWrite) (size int64, err error)
@@ -61,7 +71,9 @@ type ExecStart struct {
 	Workdir    string            // the environment's workdir
 	Env        map[string]string // the environment's variables; what shell commands export lies over them
 	Variables  map[string]string // this call's own, over all
-	Stdin      []byte            // what it reads, then end of file
+	Stdin      []byte            // what it reads first
+	StdinOpen  bool              // more comes by Attach or CloseStdin; else end of file follows Stdin
+	TTY        *TTY              // nil: pipes
 	Timeout    time.Duration     // 0: none; then TERM, 2 s, KILL to the whole tree
 	Background bool
 }
