@@ -13,6 +13,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 
 	"sandkeeper/internal/engine/local/launch"
 	"sandkeeper/internal/guest/keeper"
@@ -21,7 +22,7 @@ import (
 
 func main() {
 	mode := ""
-	if len(os.Args) > 1 {
+	if len(os.Args) == 2 || len(os.Args) == 3 && slices.Contains([]string{launch.BuildArg, keeper.Arg}, os.Args[1]) {
 		mode = os.Args[1]
 	}
 	switch mode {
@@ -30,11 +31,11 @@ func main() {
 	case launch.Arg:
 		os.Exit(launch.Main())
 	case launch.BuildArg:
-		os.Exit(launch.Build(os.Args[2]))
+		os.Exit(launch.Build(os.Args[len(os.Args)-1]))
 	case launch.InsideArg:
 		os.Exit(inside())
 	case keeper.Arg:
-		if err := keeper.Run(); err != nil {
+		if err := keep(); err != nil {
 			fmt.Fprintln(os.Stderr, "sandkeeper: keeper: "+err.Error())
 			os.Exit(1)
 		}
@@ -44,16 +45,31 @@ func main() {
 	}
 }
 
+// keep is the life of a keeper, which may have to wait for its sandbox.
+func keep() error {
+	if len(os.Args) == 3 {
+		if err := launch.Confine(); err != nil {
+			return err
+		}
+	}
+	return keeper.Run()
+}
+
 // inside is the life of PID 1 of a sandbox of the local engine. What costs time
 // is done before there is a plan for it.
 func inside() int {
-	if err := launch.Prepare(); err != nil {
+	builder, err := launch.Prepare()
+	if err != nil {
 		return launch.Refuse(err)
 	}
 	ready := pid1.Prepare()
-	guest, code := launch.Become()
+	if err := ready.Rehearse(); err != nil {
+		return launch.Refuse(err)
+	}
+	guest, code := builder.Become()
 	if guest == nil {
 		return code
 	}
+	ready.Keeper = builder.Keeper
 	return ready.Run(guest, os.Environ())
 }

@@ -33,6 +33,8 @@ type box struct {
 	dir  string
 	turn chan struct{} // holds one token while nobody changes the sandbox
 
+	settled chan error // how its names got on disk; of who has the turn
+
 	// Guarded by the engine's mu.
 	kept    *kept       // nil: there is none
 	last    *launch.Run // nil: it never ran
@@ -132,22 +134,54 @@ func (b *box) there() bool {
 
 // write puts the spec on disk for good.
 func (b *box) write(k kept) error {
-	raw, err := json.Marshal(k)
+	place, err := b.prepare(k)
 	if err != nil {
 		return err
+	}
+	if err := place(); err != nil {
+		return err
+	}
+	return syncDir(b.dir)
+}
+
+// prepare puts the spec on disk, under a name that means nothing; place renames it.
+func (b *box) prepare(k kept) (place func() error, err error) {
+	raw, err := json.Marshal(k)
+	if err != nil {
+		return nil, err
 	}
 	f, err := os.CreateTemp(b.dir, ".new-*")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	_, err = f.Write(raw)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), filepath.Join(b.dir, specFile))
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return nil, errors.Join(err, os.Remove(f.Name()))
 	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
+	return func() error {
+		if err := os.Rename(f.Name(), filepath.Join(b.dir, specFile)); err != nil {
+			return errors.Join(err, os.Remove(f.Name()))
+		}
+		return nil
+	}, nil
+}
+
+// settle has the disk take the names of a new sandbox for good.
+func (b *box) settle(e *Engine) {
+	settled := make(chan error, 1)
+	b.settled = settled
+	parent := e.path(sandboxesDir)
+	e.wg.Go(func() { settled <- errors.Join(syncDir(b.dir), syncDir(parent)) })
+}
+
+// await waits for that.
+func (b *box) await() error {
+	if b.settled == nil {
+		return nil
 	}
-	return syncDir(b.dir)
+	err := <-b.settled
+	b.settled = nil
+	return err
 }
 
 func syncDir(dir string) error {

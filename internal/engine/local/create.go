@@ -2,8 +2,10 @@ package local
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"sandkeeper/internal/control"
@@ -58,16 +60,22 @@ func (e *Engine) makeBox(b *box, spec control.SandboxSpec) error {
 	if err := os.Mkdir(b.dir, 0o700); err != nil && !os.IsExist(err) {
 		return err
 	}
-	if err := makeFiles(b.dir); err != nil {
-		return err
-	}
 	k := kept{Spec: spec, CreatedAt: time.Now().UTC()}
-	if err := b.write(k); err != nil {
+	// The disk is waited for while the directories are made, and while the start is
+	// prepared: nothing runs before its directory is there for good.
+	var place func() error
+	var placeErr error
+	var prepared sync.WaitGroup
+	prepared.Go(func() { place, placeErr = b.prepare(k) })
+	err := makeFiles(b.dir)
+	prepared.Wait()
+	if err := errors.Join(err, placeErr); err != nil {
 		return err
 	}
-	if err := syncDir(e.path(sandboxesDir)); err != nil {
+	if err := place(); err != nil {
 		return err
 	}
 	e.set(func() { b.kept, b.last = &k, nil })
+	b.settle(e)
 	return nil
 }

@@ -40,6 +40,7 @@ const (
 	sandboxesDir = "sandboxes"
 	masksDir     = "masks"
 	binDir       = "bin"
+	stageDir     = "stage" // empty; builders mount on it, each in its own mount namespace
 )
 
 // Engine is this machine, for one instance.
@@ -96,7 +97,7 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 	e := &Engine{opts: opts, dir: filepath.Join(dir, "local"), log: opts.Log, boxes: make(map[string]*box), stock: newStock(), closing: make(chan struct{})}
 	e.can.root = os.Geteuid() == 0
 	e.ctx, e.cancel = context.WithCancel(context.Background())
-	for _, d := range []string{e.dir, e.path(sandboxesDir), e.path(masksDir), e.path(binDir)} {
+	for _, d := range []string{e.dir, e.path(sandboxesDir), e.path(masksDir), e.path(binDir), e.path(stageDir)} {
 		// Nobody but us gets past it: what sandboxes leave there may be set-user-ID.
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)

@@ -67,9 +67,20 @@ func (a *agent) fails(line string) {
 	}
 }
 
+// leaveOpen opens a directory of the host as a parent of the server might have.
+func (l *lab) leaveOpen(t *testing.T) {
+	l.open = t.TempDir()
+	fd, err := unix.Open(l.open, unix.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+}
+
 // inside are the rules that hold in each sandbox, whoever the server is.
 func inside(t *testing.T) {
 	l := newLab(t)
+	l.leaveOpen(t)
 	spec, other := l.spec("e1"), l.spec("e2")
 	l.start(t, spec)
 	l.start(t, other)
@@ -85,6 +96,35 @@ func inside(t *testing.T) {
 					t.Errorf("%s lacks %q: %s", who, want, status)
 				}
 			}
+		}
+	})
+	t.Run("so has every thread of PID 1 and of its keepers", func(t *testing.T) {
+		a := &agent{t, l, a.name, a.g}
+		rights := strings.Fields(a.sh("cat /proc/[0-9]*/task/[0-9]*/status | grep -E '^(CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs|Seccomp):' | sort -u"))
+		const none, six = "0000000000000000", "00000000000000eb"
+		if want := []string{"CapAmb:", none, "CapBnd:", six, "CapEff:", six, "CapInh:", none, "CapPrm:", six, "NoNewPrivs:", "1", "Seccomp:", "2"}; !slices.Equal(rights, want) {
+			t.Errorf("rights are %q", rights)
+		}
+		if got := a.sh("cat /proc/[0-9]*/cgroup | cut -d: -f3 | sort -u"); len(l.e.can.groups.dirs()) > 0 && got != "/" {
+			t.Errorf("it sees the groups %q", got)
+		}
+	})
+	t.Run("what PID 1 and its keepers are executed from cannot be changed", func(t *testing.T) {
+		a := &agent{t, l, a.name, a.g}
+		ours := strings.Fields(a.sh("grep -lsE 'guest|sandkeeper' /proc/[0-9]*/cmdline"))
+		if len(ours) < 2 {
+			t.Fatalf("found %q alone", ours)
+		}
+		for _, cmdline := range ours {
+			if cmdline == "/proc/1/cmdline" || a.sh("tr '\\0' ' ' < "+cmdline+" || true") == "sandkeeper keeper " {
+				a.fails("chmod 0777 " + filepath.Dir(cmdline) + "/exe")
+			}
+		}
+	})
+	t.Run("what the server had open when it began reaches nobody inside", func(t *testing.T) {
+		a := &agent{t, l, a.name, a.g}
+		if got := a.sh("ls -l /proc/1/fd /proc/[0-9]*/fd 2>/dev/null"); strings.Contains(got, l.open) {
+			t.Errorf("it has %s", got)
 		}
 	})
 	t.Run("it sees its own processes alone", func(t *testing.T) {

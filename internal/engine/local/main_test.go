@@ -57,6 +57,7 @@ var builtGuest = sync.OnceValues(func() ([]byte, error) {
 type lab struct {
 	opts Options
 	e    *Engine
+	open string // a directory that is open in the server
 }
 
 // newLab skips a test where sandboxes cannot be had, which it names, or fails it

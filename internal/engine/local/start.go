@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -52,15 +53,17 @@ func (e *Engine) start(ctx context.Context, b *box) error {
 	if err := e.bin.install(e.opts.Binary); err != nil {
 		return err
 	}
-	if err := e.listen(b); err != nil {
-		return err
-	}
+	var listening sync.WaitGroup
+	var listenErr error
+	listening.Go(func() { listenErr = e.listen(b) })
 	// Counts are of a run: a group that is left over would bring those of the last.
-	if err := e.can.groups.remove(ctx, b.name); err != nil {
-		return err
+	err := e.can.groups.remove(ctx, b.name)
+	var plan launch.Plan
+	if err == nil {
+		plan, err = e.plan(b.kept.Spec, b.dir)
 	}
-	plan, err := e.plan(b.kept.Spec, b.dir)
-	if err != nil {
+	listening.Wait()
+	if err := errors.Join(err, listenErr, b.await()); err != nil {
 		return err
 	}
 	r, err := e.launch(ctx, plan)

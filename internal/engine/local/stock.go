@@ -34,7 +34,7 @@ type shell struct {
 
 // kind is what a network, of those that there are, asks of a launcher.
 func (e *Engine) kind(network string) launch.Kind {
-	return launch.Kind{Bin: e.bin.dir, UserNS: !e.can.root, NoNetwork: network == "none"}
+	return launch.Kind{Bin: e.bin.dir, Stage: e.path(stageDir), UserNS: !e.can.root, NoNetwork: network == "none"}
 }
 
 // newShell starts a launcher. It has nothing of ours but the two pipes: it is in
@@ -188,19 +188,23 @@ func (e *Engine) keepStock() {
 			t.Stop()
 			return
 		}
-		for {
-			k, ok := e.stock.lacking()
-			if !ok {
-				break
-			}
-			one, err := e.newShell(k)
-			if err != nil {
-				e.log.Warn("no launcher in stock", "err", err)
-				break
-			}
-			if !e.stock.put(k, one) {
-				one.letGo()
-			}
+		e.fillStock()
+	}
+}
+
+func (e *Engine) fillStock() {
+	for {
+		k, ok := e.stock.lacking()
+		if !ok {
+			return
+		}
+		one, err := e.newShell(k)
+		if err != nil {
+			e.log.Warn("no launcher in stock", "err", err)
+			return
+		}
+		if !e.stock.put(k, one) {
+			one.letGo()
 		}
 	}
 }

@@ -25,6 +25,11 @@ type Handle struct {
 // Spawn starts a keeper from the guest's binary. env is its own environment;
 // commands get theirs with Start.
 func Spawn(binary string, env []string) (*Handle, error) {
+	return SpawnWith(binary, []string{Arg}, env)
+}
+
+// SpawnWith starts one with these arguments and, from number 4 on, these files.
+func SpawnWith(binary string, args, env []string, files ...uintptr) (*Handle, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -42,9 +47,9 @@ func Spawn(binary string, env []string) (*Handle, error) {
 		return nil, err
 	}
 	defer null.Close()
-	pid, err := syscall.ForkExec(binary, []string{"sandkeeper", Arg}, &syscall.ProcAttr{
+	pid, err := syscall.ForkExec(binary, append([]string{"sandkeeper"}, args...), &syscall.ProcAttr{
 		Dir: "/", Env: env,
-		Files: []uintptr{null.Fd(), null.Fd(), 2, uintptr(theirs)},
+		Files: append([]uintptr{null.Fd(), null.Fd(), 2, uintptr(theirs)}, files...),
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
@@ -52,6 +57,16 @@ func Spawn(binary string, env []string) (*Handle, error) {
 		return nil, fmt.Errorf("start keeper: %w", err)
 	}
 	return &Handle{PID: pid, conn: conn.(*net.UnixConn)}, nil
+}
+
+// Socket is the number of the file by which the keeper is reached, -1 where that is closed.
+func (h *Handle) Socket() int {
+	fd := -1
+	raw, err := h.conn.SyscallConn()
+	if err == nil {
+		raw.Control(func(n uintptr) { fd = int(n) }) //nolint:errcheck // then it is closed
+	}
+	return fd
 }
 
 // Attend reads what the keeper tells until it is gone; then it calls ended, and

@@ -50,7 +50,10 @@ func Main() int {
 }
 
 // Prepared is a process that is ready to be PID 1.
-type Prepared struct{ term <-chan os.Signal }
+type Prepared struct {
+	Keeper *keeper.Handle // one that runs already; nil: there is none
+	term   <-chan os.Signal
+}
 
 // Prepare readies this process: it swallows signals, reaps, and has its threads.
 func Prepare() Prepared {
@@ -62,7 +65,7 @@ func Prepare() Prepared {
 	unix.Umask(0o022)
 	term := handleSignals()
 	stockThreads()
-	return Prepared{term}
+	return Prepared{term: term}
 }
 
 // Run is the life of PID 1 from there on, with a Config as JSON and the
@@ -97,7 +100,11 @@ func (p Prepared) run(cfg Config, env map[string]string) int {
 			fmt.Fprintln(os.Stderr, "sandkeeper: attach: "+err.Error())
 		}
 	})
-	g.runner.keepers.prepare()
+	if p.Keeper != nil {
+		g.runner.keepers.adopt(p.Keeper)
+	} else {
+		g.runner.keepers.prepare()
+	}
 
 	<-p.term
 	g.runner.stop(stopGrace)

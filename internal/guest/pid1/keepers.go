@@ -70,9 +70,13 @@ func (k *keepers) spawnLocked() (*keeper.Handle, error) {
 	if err != nil {
 		return nil, err
 	}
+	k.attendLocked(h)
+	return h, nil
+}
+
+func (k *keepers) attendLocked(h *keeper.Handle) {
 	k.alive[h.PID] = h
 	k.wg.Go(func() { h.Attend(func() { k.remove(h) }) })
-	return h, nil
 }
 
 // remove forgets a keeper that has gone, before its loss is told: while it is
@@ -84,6 +88,14 @@ func (k *keepers) remove(h *keeper.Handle) {
 		delete(k.alive, h.PID)
 	}
 	k.idle = slices.DeleteFunc(k.idle, func(o *keeper.Handle) bool { return o == h })
+}
+
+// adopt takes a keeper that was started before PID 1 was one.
+func (k *keepers) adopt(h *keeper.Handle) {
+	k.mu.Lock()
+	k.attendLocked(h)
+	k.mu.Unlock()
+	k.put(h)
 }
 
 // prepare starts an idle keeper, so that the first command need not wait for it.

@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"sandkeeper/internal/guest/keeper"
 )
 
 // The files of the builder beside the usual ones, and what it says when it is done.
@@ -24,35 +26,48 @@ const (
 	built = "built"
 )
 
-// Build is the beginning of a builder, in namespaces of its own: it executes
-// the guest's binary anew, from a mount of it that nobody can write to, since a
-// sandbox reaches what its PID 1 is executed from. It returns where that failed,
+// Build is the beginning of a builder, in namespaces of its own. It sets the
+// stage: it makes in an empty directory what every sandbox of its Kind (as JSON)
+// has. Then it executes the guest's binary anew, from a mount of it that nobody can write to, since a
+// sandbox reaches what its PID 1 is executed from. It returns where something failed,
 // after it said so, with the exit code.
-func Build(bin string) int {
+func Build(kind string) int {
 	runtime.LockOSThread()
-	err := func() error {
-		if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
-			return os.NewSyscallError("die with the launcher", err)
-		}
-		// What is mounted here stays here; what the host mounts meanwhile is seen.
-		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-			return os.NewSyscallError("mounts of its own", err)
-		}
-		// What the server was started with, and did not know of, ends here.
-		if err := unix.CloseRange(builderPlan+1, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-			return os.NewSyscallError("close_range", err)
-		}
-		tree, err := cloneTree(bin, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
-		if err != nil {
-			return err
-		}
-		env := []string{
-			"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-			"LANG=C.UTF-8",
-		}
-		return os.NewSyscallError("execute the guest", unix.Exec(proc(tree)+"/"+GuestFile, []string{BinTarget + "/" + GuestFile, InsideArg}, env))
-	}()
-	return Refuse(err)
+	return Refuse(beginBuild(kind))
+}
+
+func beginBuild(kind string) error {
+	var k Kind
+	if err := json.Unmarshal([]byte(kind), &k); err != nil {
+		return fmt.Errorf("kind: %w", err)
+	}
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return os.NewSyscallError("die with the launcher", err)
+	}
+	unix.Umask(0)
+	// What is mounted here stays here; what the host mounts meanwhile is seen.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return os.NewSyscallError("mounts of its own", err)
+	}
+	// What the server was started with, and did not know of, ends here.
+	if err := unix.CloseRange(builderPlan+1, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return os.NewSyscallError("close_range", err)
+	}
+	guest, err := cloneTree(k.Bin, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+	if err != nil {
+		return err
+	}
+	if err := bringUpLoopback(&k); err != nil {
+		return fmt.Errorf("network: %w", err)
+	}
+	if err := setStage(&k); err != nil {
+		return fmt.Errorf("stage: %w", err)
+	}
+	env := []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"LANG=C.UTF-8",
+	}
+	return os.NewSyscallError("execute the guest", unix.Exec(proc(guest)+"/"+GuestFile, []string{BinTarget + "/" + GuestFile, InsideArg}, env))
 }
 
 // Refuse says what failed; it returns the exit code.
@@ -61,20 +76,37 @@ func Refuse(err error) int {
 	return 1
 }
 
-// Prepare gives up, in every thread, what the builder does not need. It may be
-// called long before Become.
-func Prepare() error {
+// Prepared is a builder that waits for its plan.
+type Prepared struct {
+	Keeper *keeper.Handle // a keeper of the sandbox to be; it waits too
+	keeper *os.File       // to tell it
+}
+
+// Prepare gives up, in every thread, what the builder does not need, after it
+// has started a keeper.
+func Prepare() (*Prepared, error) {
 	unix.CloseOnExec(builderStatus)
 	unix.CloseOnExec(builderPlan)
-	return giveUpGains()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socketpair", err)
+	}
+	ours, theirs := os.NewFile(uintptr(pair[0]), "keeper"), pair[1]
+	defer unix.Close(theirs)
+	h, err := keeper.SpawnWith("/proc/self/exe", []string{keeper.Arg, KeeperConfined}, []string{"GOMAXPROCS=1", "GODEBUG=madvdontneed=1"}, uintptr(theirs))
+	if err != nil {
+		return nil, err
+	}
+	rehearse()
+	return &Prepared{Keeper: h, keeper: ours}, giveUpGains()
 }
 
 // Become carries out the plan that comes: from then on this process is the PID 1
-// of a sandbox, with no more rights than that has. It returns the guest's
+// of a sandbox, with no more rights than that has, and so is its keeper. It returns the guest's
 // configuration, or nil and the exit code: after a probe, and where something
 // failed, which it has said.
-func Become() (guest json.RawMessage, code int) {
-	p, err := become()
+func (b *Prepared) Become() (guest json.RawMessage, code int) {
+	p, err := b.become()
 	if err == nil && p.Probe {
 		err = unix.Access(BinTarget+"/"+GuestFile, unix.X_OK)
 	}
@@ -89,7 +121,7 @@ func Become() (guest json.RawMessage, code int) {
 	return p.Guest, 0
 }
 
-func become() (*Plan, error) {
+func (b *Prepared) become() (*Plan, error) {
 	plan := os.NewFile(builderPlan, "plan")
 	raw, err := io.ReadAll(plan)
 	plan.Close()
@@ -107,12 +139,13 @@ func become() (*Plan, error) {
 		do   func(*Plan) error
 	}{
 		{"log", openLog},
-		{"control groups", enterGroups},
+		{"control groups", b.enterGroups},
+		{"keeper", b.tellKeeper},
 		{"host name", func(p *Plan) error { return unix.Sethostname([]byte(p.Hostname)) }},
-		{"network", bringUpLoopback},
 		{"root file system", buildRoot},
-		{"rights", dropRights},
-		{"files", checkFiles},
+		{"keeper", b.hearKeeper},
+		{"rights", func(*Plan) error { return dropRights() }},
+		{"files", func(*Plan) error { return checkFiles(builderStatus, b.Keeper.Socket()) }},
 	} {
 		if err := step.do(&p); err != nil {
 			return nil, fmt.Errorf("%s: %w", step.name, err)
@@ -131,21 +164,26 @@ func openLog(p *Plan) error {
 	return unix.Dup3(fd, unix.Stderr, 0)
 }
 
-func enterGroups(p *Plan) error {
-	if len(p.Groups.Enter) == 0 {
-		return nil
-	}
+// enterGroups enters the control groups, with the keeper.
+func (b *Prepared) enterGroups(p *Plan) error {
 	for _, group := range p.Groups.Enter {
-		if err := enter(group); err != nil {
+		if err := errors.Join(enter(group, 0), enter(group, b.Keeper.PID)); err != nil {
 			return err
 		}
 	}
-	// Seen from inside, its groups are the topmost.
+	if len(p.Groups.Enter) == 0 {
+		return nil
+	}
+	return topGroups()
+}
+
+// topGroups has the groups that this process is in be the topmost, as seen from inside.
+func topGroups() error {
 	return everyThread("unshare", unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP, 0, 0)
 }
 
-func bringUpLoopback(p *Plan) error {
-	if !p.NoNetwork {
+func bringUpLoopback(k *Kind) error {
+	if !k.NoNetwork {
 		return nil
 	}
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -178,8 +216,52 @@ var (
 
 const plain = unix.MS_NOSUID | unix.MS_NODEV
 
-// buildRoot makes the sandbox's root of what the plan names, and nothing else.
+// staged are the directories of a root that are made on the stage, with all that is in them.
+var staged = []string{"/dev", "/proc", "/run", "/sys"}
+
+// setStage mounts what is the same for every plan, and goes there.
+func setStage(k *Kind) error {
+	if err := unix.Mount("tmpfs", k.Stage, "tmpfs", plain|unix.MS_NOEXEC, "mode=755,size=64k"); err != nil {
+		return os.NewSyscallError("mount", err)
+	}
+	if err := os.Chdir(k.Stage); err != nil {
+		return err
+	}
+	r, err := openRoot(".")
+	if err != nil {
+		return err
+	}
+	defer unix.Close(r.fd)
+	for _, m := range []struct {
+		kind, target, options string
+		flags                 uintptr
+	}{
+		{"tmpfs", "/run", sized("mode=755", 16<<20), plain},
+		{"tmpfs", "/dev", sized("mode=755", 1<<20), plain},
+		{"devpts", "/dev/pts", "newinstance,ptmxmode=0666,mode=0620", unix.MS_NOSUID | unix.MS_NOEXEC},
+		{"proc", "/proc", "", plain | unix.MS_NOEXEC},
+	} {
+		if err := r.mount(m.kind, m.target, m.flags, m.options); err != nil {
+			return fmt.Errorf("mount %s: %w", m.target, err)
+		}
+	}
+	if err := r.fillDev(); err != nil {
+		return fmt.Errorf("/dev: %w", err)
+	}
+	if err := r.sys(k); err != nil {
+		return fmt.Errorf("mount /sys: %w", err)
+	}
+	return r.protect()
+}
+
+// buildRoot makes the sandbox's root of what the plan names and what is on the
+// stage, which is the current directory, and nothing else.
 func buildRoot(p *Plan) error {
+	stage, err := openRoot(".")
+	if err != nil {
+		return err
+	}
+	defer unix.Close(stage.fd)
 	// What the host mounts from here on is not seen.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
@@ -187,20 +269,14 @@ func buildRoot(p *Plan) error {
 	if err := os.Chdir(p.Dir); err != nil {
 		return err
 	}
-	host, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(host)
 	if err := unix.Mount(RootDir, RootDir, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount /: %w", err)
 	}
-	fd, err := unix.Open(RootDir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	r, err := openRoot(RootDir)
 	if err != nil {
 		return err
 	}
-	r := root{fd}
-	defer unix.Close(fd)
+	defer unix.Close(r.fd)
 	if err := r.attributes("/", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV); err != nil {
 		return err
 	}
@@ -220,40 +296,26 @@ func buildRoot(p *Plan) error {
 			return fmt.Errorf("mount %s: %w", m.target, err)
 		}
 	}
-	for _, m := range []struct{ kind, target, options string }{
-		{"tmpfs", "/tmp", sized("mode=1777", p.Tmp)},
-		{"tmpfs", "/run", sized("mode=755", 16<<20)},
-		{"tmpfs", "/dev", sized("mode=755", 1<<20)},
-		{"tmpfs", "/dev/shm", sized("mode=1777", p.Shm)},
-		{"devpts", "/dev/pts", "newinstance,ptmxmode=0666,mode=0620"},
-	} {
-		flags := uintptr(plain)
-		if m.kind == "devpts" {
-			flags = unix.MS_NOSUID | unix.MS_NOEXEC
-		}
-		if err := r.mount(m.kind, m.target, flags, m.options); err != nil {
-			return fmt.Errorf("mount %s: %w", m.target, err)
+	for _, path := range staged {
+		if err := stage.move(path, r); err != nil {
+			return fmt.Errorf("mount %s: %w", path, err)
 		}
 	}
-	if err := r.fillDev(); err != nil {
-		return fmt.Errorf("/dev: %w", err)
+	for target, options := range map[string]string{"/tmp": sized("mode=1777", p.Tmp), "/dev/shm": sized("mode=1777", p.Shm)} {
+		if err := r.mount("tmpfs", target, plain, options); err != nil {
+			return fmt.Errorf("mount %s: %w", target, err)
+		}
 	}
 	for path, text := range p.Files {
 		if err := r.write(path, text); err != nil {
 			return err
 		}
 	}
-	if err := r.mount("proc", "/proc", plain|unix.MS_NOEXEC, ""); err != nil {
-		return fmt.Errorf("mount /proc: %w", err)
-	}
-	if err := r.sys(p); err != nil {
-		return fmt.Errorf("mount /sys: %w", err)
-	}
-	if err := r.protect(); err != nil {
-		return err
+	if err := r.groups(p); err != nil {
+		return fmt.Errorf("mount control groups: %w", err)
 	}
 	// The host's files go out of sight for good.
-	if err := unix.Fchdir(fd); err != nil {
+	if err := unix.Fchdir(r.fd); err != nil {
 		return err
 	}
 	if err := unix.PivotRoot(".", "."); err != nil {
@@ -286,6 +348,29 @@ func sized(options string, size int64) string {
 // root is the sandbox's root directory while it is built. What is in it may be a
 // former run's work, so no symbolic link in it is ever followed.
 type root struct{ fd int }
+
+func openRoot(dir string) (root, error) {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return root{-1}, &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	return root{fd}, nil
+}
+
+// move moves what is mounted at a path to the same path of another root.
+func (r root) move(path string, to root) error {
+	from, err := r.open(path)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(from)
+	fd, err := to.dir(path)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return os.NewSyscallError("move_mount", unix.MoveMount(from, "", fd, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH))
+}
 
 // open opens what is at a path, as a place to mount on.
 func (r root) open(path string) (int, error) {
@@ -484,14 +569,16 @@ func (r root) write(path, text string) error {
 
 // sys shows /sys where the kernel lets the sandbox have one that is not the
 // host's own network's; else it stays empty.
-func (r root) sys(p *Plan) error {
-	if p.UserNS && !p.NoNetwork {
+func (r root) sys(k *Kind) error {
+	if k.UserNS && !k.NoNetwork {
 		return r.mount("tmpfs", "/sys", plain|unix.MS_NOEXEC|unix.MS_RDONLY, "mode=755,size=4k")
 	}
-	if err := r.mount("sysfs", "/sys", plain|unix.MS_NOEXEC|unix.MS_RDONLY, ""); err != nil {
-		return err
-	}
-	if p.Groups.Memory == "" {
+	return r.mount("sysfs", "/sys", plain|unix.MS_NOEXEC|unix.MS_RDONLY, "")
+}
+
+// groups shows the control group that bounds memory, where there is a /sys.
+func (r root) groups(p *Plan) error {
+	if p.Groups.Memory == "" || p.UserNS && !p.NoNetwork {
 		return nil
 	}
 	const groups = "/sys/fs/cgroup"

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -87,6 +88,7 @@ func (l *launcher) start() (Process, error) {
 		l.byHand.Store(true)
 		unix.PidfdSendSignal(l.pidfd, unix.SIGKILL, nil, 0)
 	}()
+	rehearse()
 	raw, err := l.await()
 	if err == nil {
 		err = l.carryOut(raw, plan, status)
@@ -124,7 +126,7 @@ func (l *launcher) clone() (status, plan *os.File, err error) {
 		attr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
 	}
-	pid, err := syscall.ForkExec("/proc/self/exe", []string{"sandkeeper", BuildArg, l.kind.Bin}, &syscall.ProcAttr{
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{"sandkeeper", BuildArg, os.Getenv(Variable)}, &syscall.ProcAttr{
 		Dir:   "/",
 		Env:   []string{},
 		Files: []uintptr{0, 1, 2, statusW.Fd(), planR.Fd()},
@@ -189,7 +191,7 @@ func (l *launcher) carryOut(raw []byte, plan, status *os.File) error {
 		return os.NewSyscallError("log", err)
 	}
 	for _, group := range l.plan.Groups.Stand {
-		if err := enter(group); err != nil {
+		if err := enter(group, 0); err != nil {
 			return err
 		}
 	}
@@ -289,9 +291,9 @@ func wait(pid int, status *unix.WaitStatus) error {
 	}
 }
 
-// enter puts this process into a control group.
-func enter(group string) error {
-	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte("0"), 0); err != nil {
+// enter puts a process into a control group; 0 is this one.
+func enter(group string, pid int) error {
+	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
 		return fmt.Errorf("enter control group: %w", err)
 	}
 	return nil
