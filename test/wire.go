@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -528,9 +529,7 @@ func (w *Wire) ReadFile(t testing.TB, env, path string) string {
 
 func with(params Params, key string, value any) Params {
 	p := Params{key: value}
-	for k, v := range params {
-		p[k] = v
-	}
+	maps.Copy(p, params)
 	return p
 }
 

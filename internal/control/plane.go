@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base32"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -251,9 +250,6 @@ func newID() string {
 
 // sandboxName derives the name on the engine, the same on every try.
 func (p *Plane) sandboxName(id string) string { return "sandkeeper-" + p.o.Instance + "-" + id }
-
-// errClosed ends waits when the plane closes.
-var errClosed = errors.New("the server stopped")
 
 // The keys of alarms.
 func envAlarm(id string) string     { return "env:" + id }

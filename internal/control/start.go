@@ -105,7 +105,7 @@ func (p *Plane) runStart(ctx context.Context, e *env, r *Env, j *startJob) (Crea
 	}
 	err := timed(p.o.StartTimeout, create)
 	if errors.Is(err, ErrImageMissing) {
-		if err = p.pull(ctx, e, r, timed); err != nil {
+		if err = p.pull(ctx, r, timed); err != nil {
 			return created, err
 		}
 		err = timed(p.o.StartTimeout, create)
@@ -134,7 +134,7 @@ func (p *Plane) runStart(ctx context.Context, e *env, r *Env, j *startJob) (Crea
 	return created, err
 }
 
-func (p *Plane) pull(ctx context.Context, e *env, r *Env, timed func(time.Duration, func(context.Context) error) error) error {
+func (p *Plane) pull(ctx context.Context, r *Env, timed func(time.Duration, func(context.Context) error) error) error {
 	say := func(kind EventKind) {
 		ev := Event{Time: At(p.Now()), Kind: kind, Env: r.ID, Owner: r.Owner, Task: r.Task, Name: r.Name, Actor: ActorServer, Data: map[string]any{"image": r.Asked.Image}}
 		p.commit(ctx, &Batch{Events: []Event{ev}}) //nolint:errcheck // logged; the pull does not depend on it

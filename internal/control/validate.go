@@ -3,6 +3,7 @@ package control
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -45,10 +46,8 @@ func checkSeconds(field string, s *int64) error {
 }
 
 func checkOneOf(field, s string, allowed ...string) error {
-	for _, a := range allowed {
-		if s == a {
-			return nil
-		}
+	if slices.Contains(allowed, s) {
+		return nil
 	}
 	return Errorf(KindInvalid, "%s is %q; it takes %s", field, clip(s, 64), `"`+strings.Join(allowed, `", "`)+`"`)
 }

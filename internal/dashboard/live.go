@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"reflect"
+	"slices"
 	"strconv"
 	"time"
 
@@ -324,10 +325,8 @@ func (l *liveEnv) start(ctx context.Context) ([]templ.Component, error) {
 }
 
 func (l *liveEnv) update(ctx context.Context, ch control.Changes) ([]templ.Component, error) {
-	for _, id := range ch.Envs {
-		if id == l.env {
-			return l.start(ctx)
-		}
+	if slices.Contains(ch.Envs, l.env) {
+		return l.start(ctx)
 	}
 	return nil, nil
 }

@@ -327,8 +327,7 @@ func TestTheTableIsPagedNewestFirst(t *testing.T) {
 			got = append(got, id)
 		}
 		page = ""
-		if i := strings.Index(body, `rel="next"`); i >= 0 {
-			link := body[:i]
+		if link, _, ok := strings.Cut(body, `rel="next"`); ok {
 			link = link[strings.LastIndex(link, `href="`)+6:]
 			page, _, _ = strings.Cut(link, `"`)
 			page = strings.ReplaceAll(page, "&amp;", "&")

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 
 	"sandkeeper/internal/control"
@@ -23,8 +24,8 @@ func entryOf(ev control.Event) templates.Entry {
 // entriesOf tells events, given oldest first, newest first.
 func entriesOf(events []control.Event) []templates.Entry {
 	out := make([]templates.Entry, 0, len(events))
-	for i := len(events) - 1; i >= 0; i-- {
-		out = append(out, entryOf(events[i]))
+	for _, ev := range slices.Backward(events) {
+		out = append(out, entryOf(ev))
 	}
 	return out
 }

@@ -102,13 +102,13 @@ func encode(b *control.Batch) (*encoded, error) {
 }
 
 // latest makes n writes and keeps the last of each id.
-func latest[T any](n int, make func(int) (id string, w T)) []T {
+func latest[T any](n int, one func(int) (id string, w T)) []T {
 	var (
 		writes []T
 		at     = map[string]int{}
 	)
 	for i := range n {
-		id, w := make(i)
+		id, w := one(i)
 		if j, ok := at[id]; ok {
 			writes[j] = w
 			continue

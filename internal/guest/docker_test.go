@@ -35,7 +35,7 @@ func needDocker(t *testing.T) {
 	if err == nil {
 		return
 	}
-	for _, name := range strings.Split(os.Getenv("SANDKEEPER_TEST_REQUIRE"), ",") {
+	for name := range strings.SplitSeq(os.Getenv("SANDKEEPER_TEST_REQUIRE"), ",") {
 		if name == "docker" {
 			t.Fatalf("docker is required and does not answer: %v", err)
 		}

@@ -102,7 +102,6 @@ type options struct {
 	user     string
 	noShell  bool
 	readonly bool
-	noLink   bool
 	onlySh   string // the one program: a static one on this machine that is all programs
 	hideBash bool
 }

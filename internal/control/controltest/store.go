@@ -14,7 +14,7 @@ import (
 	"sandkeeper/internal/control"
 )
 
-// ErrRefused: the batch would break a rule that a store guards.
+// ErrRefused is the error of a batch that would break a rule that a store guards.
 var ErrRefused = errors.New("refused")
 
 // MemoryStore is a control.Store in maps. Records go through their JSON, as
@@ -304,7 +304,7 @@ func values[T any](m map[string]record[T]) (list []T) {
 	return list
 }
 
-func get[K comparable, T any](s *MemoryStore, m map[K]record[T], k K) (v T, ok bool, err error) {
+func get[K comparable, T any](m map[K]record[T], k K) (v T, ok bool, err error) {
 	r, ok := m[k]
 	if !ok {
 		return v, false, nil
@@ -316,21 +316,21 @@ func get[K comparable, T any](s *MemoryStore, m map[K]record[T], k K) (v T, ok b
 func (s *MemoryStore) Task(k control.TaskKey) (control.TaskRecord, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return get(s, s.data.tasks, k)
+	return get(s.data.tasks, k)
 }
 
 // Exec finds an exec by the id that its caller gave it.
 func (s *MemoryStore) Exec(env, id string) (control.ExecRecord, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return get(s, s.data.execs, s.data.execIDs[[2]string{env, id}])
+	return get(s.data.execs, s.data.execIDs[[2]string{env, id}])
 }
 
 // ExecByName finds an exec by the plane's own name for it.
 func (s *MemoryStore) ExecByName(exec string) (control.ExecRecord, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return get(s, s.data.execs, exec)
+	return get(s.data.execs, exec)
 }
 
 // RemovedEnvs lists the removed environments whose tombstones are kept, the latest removed last.
@@ -349,7 +349,7 @@ func (s *MemoryStore) RemovedEnvs() ([]*control.Env, error) {
 func (s *MemoryStore) RemovedEnv(id string) (*control.Env, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e, ok, err := get(s, s.data.removed, id)
+	e, ok, err := get(s.data.removed, id)
 	if !ok {
 		return nil, false, err
 	}

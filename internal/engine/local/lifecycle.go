@@ -95,7 +95,7 @@ func signal(p launch.Process, s unix.Signal) error {
 		defer unix.Close(fd)
 		err = unix.PidfdSendSignal(fd, s, nil, 0)
 	}
-	if err == unix.ESRCH {
+	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
 	return os.NewSyscallError("signal", err)

@@ -3,6 +3,7 @@ package local
 import (
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -205,9 +206,7 @@ func makeRoot(dir string) error {
 		}
 	}
 	symlinks := map[string]string{"/var/run": "/run", "/var/lock": "/run/lock"}
-	for path, to := range links() {
-		symlinks[path] = to
-	}
+	maps.Copy(symlinks, links())
 	for path, to := range symlinks {
 		at := filepath.Join(dir, path)
 		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {

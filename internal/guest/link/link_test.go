@@ -266,6 +266,17 @@ func TestListenAgainReplacesWhatWasLeft(t *testing.T) {
 	d.Close()
 }
 
+func TestASocketThatCannotBePutInPlaceIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, socketName), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := Listen(dir); err == nil {
+		l.Close()
+		t.Error("nobody can dial it, and there is no error")
+	}
+}
+
 func TestWithoutTheNonceNobodyIsTheGuest(t *testing.T) {
 	dir := t.TempDir()
 	l, err := Listen(dir)

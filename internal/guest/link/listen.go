@@ -127,7 +127,7 @@ func bind(dir string) (*net.UnixListener, error) {
 		return nil, err
 	}
 	ln.SetUnlinkOnClose(false) // by then the number in its address may be another file's
-	if err := os.Chmod(short, 0o666); err == nil {
+	if err = os.Chmod(short, 0o666); err == nil {
 		err = unix.Renameat(fd, tmp, fd, socketName)
 	}
 	if err != nil {

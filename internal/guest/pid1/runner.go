@@ -142,7 +142,7 @@ func (r *runner) launch(e *execution, s *wire.Start, stdin []byte) error {
 	r.wg.Add(1)
 	if r.userErr != nil {
 		fail(exitNoExec, "sandkeeper: "+r.userErr.Error())
-		return nil
+		return nil //nolint:nilerr // it is the command's own stderr that says so
 	}
 	if s.Shell != "" {
 		sh, ok := findShell(env["PATH"])
