@@ -42,10 +42,10 @@ func awaitEnd(ctx context.Context, p launch.Process) (gone bool, err error) {
 	return false, err
 }
 
-// adopt takes over a sandbox that another server started, and says whether it runs.
-func (e *Engine) adopt(b *box) bool {
+// adopt takes over a sandbox that another server started, if it runs.
+func (e *Engine) adopt(b *box) {
 	if b.last == nil || !b.last.Finished.IsZero() || b.kept.FilesOnly {
-		return false
+		return
 	}
 	boot, err := launch.Boot()
 	gone := err == nil && boot != b.last.Boot
@@ -62,7 +62,7 @@ func (e *Engine) adopt(b *box) bool {
 	if gone {
 		close(ended)
 		e.finish(b, r)
-		return false
+		return
 	}
 	if err := e.listen(b); err != nil {
 		e.log.Warn("guest's socket", "sandbox", b.name, "err", err)
@@ -78,7 +78,6 @@ func (e *Engine) adopt(b *box) bool {
 		}
 	})
 	e.attend(b, r)
-	return true
 }
 
 // attend sees to the end of a run.
@@ -119,6 +118,7 @@ func (e *Engine) finish(b *box, r *run) {
 		e.log.Debug("control group stays for now", "sandbox", b.name, "err", err)
 	}
 	defer close(r.done)
+	defer e.dropOldMasks()
 	e.mu.Lock()
 	b.last, b.run = last, nil
 	env := b.kept.Spec.Env

@@ -232,7 +232,6 @@ func (e *Engine) load(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("sandboxes: %w", err)
 	}
-	running := 0
 	for _, entry := range entries {
 		name := entry.Name()
 		dir := e.path(sandboxesDir, name)
@@ -257,32 +256,13 @@ func (e *Engine) load(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("sandbox %s: %w", name, err)
 		}
-		if e.adopt(b) {
-			running++
-		}
+		e.adopt(b)
 	}
-	if running == 0 && !e.opts.PruneOnly {
+	if !e.opts.PruneOnly {
 		e.dropOldMasks()
 	}
 	e.dropOldGroups(ctx)
 	return nil
-}
-
-// dropOldMasks removes the masks of former servers. What runs would lose its own.
-func (e *Engine) dropOldMasks() {
-	entries, _ := os.ReadDir(e.path(masksDir))
-	for _, entry := range entries {
-		mine := false
-		for _, t := range e.trees {
-			mine = mine || filepath.Base(filepath.Dir(t.Mask)) == entry.Name()
-		}
-		if mine {
-			continue
-		}
-		if err := os.RemoveAll(e.path(masksDir, entry.Name())); err != nil {
-			e.log.Warn("old masks stay", "err", err)
-		}
-	}
 }
 
 // dropOldGroups removes the control groups of what no longer runs.

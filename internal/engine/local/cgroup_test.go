@@ -1,6 +1,7 @@
 package local
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	"sandkeeper/internal/control"
+	"sandkeeper/internal/engine/local/launch"
 )
 
 func TestHierarchiesAreFound(t *testing.T) {
@@ -107,6 +109,68 @@ func TestLimitsAreWrittenWhereTheyBelong(t *testing.T) {
 	for f, want := range map[string]string{"memory.max": "1048576", "pids.max": "3", "cpu.max": "100000 100000"} {
 		if b, err := os.ReadFile(filepath.Join(base, "s", f)); err != nil || string(b) != want {
 			t.Errorf("%s is %q, %v", f, b, err)
+		}
+	}
+}
+
+// On a machine whose controllers are version 1's, version 2 bounds nothing, but
+// holds what runs all the same.
+func TestAGroupOfVersionTwoHoldsASandboxAndNotItsLauncher(t *testing.T) {
+	l := newLab(t)
+	two := l.e.can.groups.two
+	if two == "" {
+		t.Skip("no control groups of version 2 that can be written")
+	}
+	all := l.e.can.groups
+	l.e.can.groups = groups{two: two, has: all.has}
+	defer func() { l.e.can.groups = all }()
+	spec := l.spec("e1")
+	l.start(t, spec)
+	a := l.agent(t, spec.Name)
+	a.sh("sleep 1000 > /dev/null 2>&1 &")
+	run := l.run(t, spec.Name)
+	for _, p := range []struct {
+		pid   int
+		group string
+	}{{run.PID.ID, spec.Name}, {run.Launcher.ID, standing}} {
+		if !inGroup(p.pid, "/"+filepath.Base(two)+"/"+p.group) {
+			b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.pid))
+			t.Errorf("process %d is not in %s: %s", p.pid, p.group, b)
+		}
+	}
+	if got := a.sh("grep ^0: /proc/self/cgroup"); got != "0::/" {
+		t.Errorf("from inside, its group is %q", got)
+	}
+	if got := l.e.can.groups.left(); !slices.Equal(got, []string{spec.Name}) {
+		t.Errorf("groups %q", got)
+	}
+	// As where its data is gone: its group is how it is found.
+	if err := l.e.can.groups.kill(t.Context(), spec.Name); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []launch.Process{run.PID, run.Launcher} {
+		if gone, err := awaitEnd(t.Context(), p); !gone || err != nil {
+			t.Errorf("process %d: %v, %v", p.ID, gone, err)
+		}
+	}
+	if got := l.e.can.groups.left(); len(got) > 0 {
+		t.Errorf("groups are left: %q", got)
+	}
+}
+
+func TestAnEngineThatCannotBeOpenedLeavesNoGroups(t *testing.T) {
+	l := newLab(t)
+	opts := l.opts
+	opts.Instance += "x"
+	opts.DataDir = t.TempDir()
+	opts.Binary = func(string) ([]byte, error) { return []byte("no program"), nil }
+	if e, err := New(t.Context(), opts); err == nil {
+		e.Close()
+		t.Fatal("it was opened")
+	}
+	for _, base := range l.e.can.groups.dirs() {
+		if _, err := os.Stat(base + "x"); err == nil {
+			t.Errorf("%s is left", base+"x")
 		}
 	}
 }

@@ -3,7 +3,6 @@ package local
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,7 +10,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"strings"
 	"sync"
 	"time"
 
@@ -49,7 +47,7 @@ type Engine struct {
 	dir    string // DataDir/local
 	log    *slog.Logger
 	can    abilities
-	trees  []launch.Tree
+	view   *view
 	bin    binary
 	events journal
 	stock  *stock
@@ -107,10 +105,12 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 		}
 	}
 	e.bin.dir = e.path(binDir)
+	e.view = newView(e.path(masksDir), e.can.root, e.log)
 	e.can.groups = findGroups(opts.Instance, e.can.root)
-	if !opts.PruneOnly {
+	if found := e.can.groups; !opts.PruneOnly {
 		if err := e.try(ctx); err != nil {
-			return nil, errors.Join(err, e.can.groups.removeAll(ctx))
+			e.Close()
+			return nil, errors.Join(err, found.removeAll(ctx))
 		}
 	}
 	if err := e.load(ctx); err != nil {
@@ -133,10 +133,6 @@ func (e *Engine) path(names ...string) string {
 func (e *Engine) try(ctx context.Context) error {
 	if err := e.bin.install(e.opts.Binary); err != nil {
 		return err
-	}
-	var err error
-	if e.trees, err = findTrees(e.path(masksDir, strings.ToLower(rand.Text())), e.can.root); err != nil {
-		return fmt.Errorf("what sandboxes see: %w", err)
 	}
 	var first error
 	found := e.can.groups
@@ -197,10 +193,11 @@ func (e *Engine) probe(ctx context.Context) error {
 		network = "none"
 	}
 	spec := control.SandboxSpec{Name: name, Env: "probe", Network: network, Workdir: "/workspace", Limits: control.Limits{CPUs: 1, MemoryMB: 512, Pids: 64}}
-	plan, err := e.plan(spec, dir)
+	plan, release, err := e.plan(spec, dir)
 	if err != nil {
 		return err
 	}
+	defer release()
 	plan.Probe = true
 	r, err := e.launch(ctx, plan)
 	if err == nil {
@@ -238,6 +235,7 @@ func (e *Engine) Close() error {
 	e.once.Do(func() { close(e.closing) })
 	e.filling.Wait()
 	e.clearStock()
+	e.view.close()
 	e.cancel()
 	e.wg.Wait()
 	e.mu.Lock()

@@ -60,7 +60,10 @@ func (e *Engine) start(ctx context.Context, b *box) error {
 	err := e.can.groups.remove(ctx, b.name)
 	var plan launch.Plan
 	if err == nil {
-		plan, err = e.plan(b.kept.Spec, b.dir)
+		var release func()
+		if plan, release, err = e.plan(b.kept.Spec, b.dir); err == nil {
+			defer release()
+		}
 	}
 	listening.Wait()
 	if err := errors.Join(err, listenErr, b.await()); err != nil {
@@ -83,22 +86,28 @@ func (e *Engine) start(ctx context.Context, b *box) error {
 	return nil
 }
 
-// plan says what a sandbox is and may do; its control groups are made.
-func (e *Engine) plan(spec control.SandboxSpec, dir string) (launch.Plan, error) {
+// plan says what a sandbox is and may do; its control groups are made. What it
+// shows of the host stays until release was called.
+func (e *Engine) plan(spec control.SandboxSpec, dir string) (p launch.Plan, release func(), err error) {
 	guest, err := json.Marshal(pid1.Config{Workdir: spec.Workdir, Link: launch.LinkTarget})
 	if err != nil {
-		return launch.Plan{}, err
+		return p, nil, err
 	}
 	made, err := e.can.groups.create(spec.Name, spec.Limits)
 	if err != nil {
-		return launch.Plan{}, err
+		return p, nil, err
 	}
-	p := launch.Plan{
+	trees, masks, release, err := e.view.now()
+	if err != nil {
+		return p, nil, fmt.Errorf("what sandboxes see: %w", err)
+	}
+	p = launch.Plan{
 		Kind:     e.kind(spec.Network),
 		Hostname: spec.Env,
 		Dir:      dir,
 		Writable: e.can.writable,
-		Trees:    e.trees,
+		Trees:    trees,
+		Masks:    masks,
 		Files:    resolver(),
 		Shm:      1 << 30,
 		Guest:    guest,
@@ -111,7 +120,7 @@ func (e *Engine) plan(spec control.SandboxSpec, dir string) (launch.Plan, error)
 			p.Shm = 64 << 20
 		}
 	}
-	return p, nil
+	return p, release, nil
 }
 
 // launch has a plan carried out, by a launcher from the stock or by a new one, and waits

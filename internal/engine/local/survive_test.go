@@ -5,6 +5,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -24,6 +28,11 @@ func TestServerProcess(t *testing.T) {
 	dir := os.Getenv(serverVariable)
 	if dir == "" {
 		t.Skip("part of another test")
+	}
+	for _, group := range filepath.SplitList(os.Getenv(serverVariable + "_GROUPS")) {
+		if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte("0"), 0); err != nil {
+			t.Fatal(err)
+		}
 	}
 	e, err := New(t.Context(), Options{Instance: os.Getenv(serverVariable + "_INSTANCE"), DataDir: dir, Binary: func(string) ([]byte, error) { return builtGuest() }})
 	if err != nil {
@@ -51,7 +60,8 @@ func (l *lab) killServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^TestServerProcess$")
-	cmd.Env = append(os.Environ(), serverVariable+"="+l.opts.DataDir, serverVariable+"_INSTANCE="+l.opts.Instance, guestVariable+"="+path)
+	unit := l.unit(t)
+	cmd.Env = append(os.Environ(), serverVariable+"_GROUPS="+strings.Join(unit, string(filepath.ListSeparator)), serverVariable+"="+l.opts.DataDir, serverVariable+"_INSTANCE="+l.opts.Instance, guestVariable+"="+path)
 	// All of its process group goes too, as with a service that is stopped.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	out, err := cmd.StdoutPipe()
@@ -67,10 +77,64 @@ func (l *lab) killServer(t *testing.T) {
 		n, _ := out.Read(rest)
 		t.Fatalf("the server says %q %q, %v", line, rest[:n], err)
 	}
+	// As systemd does with KillMode=control-group, which is what a unit has that says nothing.
+	for _, group := range unit {
+		members, err := os.ReadFile(filepath.Join(group, "cgroup.procs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Contains(strings.Fields(string(members)), strconv.Itoa(cmd.Process.Pid)) {
+			t.Fatalf("the server is not in its unit's group %s", group)
+		}
+		for id := range strings.FieldsSeq(string(members)) {
+			pid, err := strconv.Atoi(id)
+			if err != nil || pid <= 0 {
+				t.Fatalf("the group %s has %q", group, members)
+			}
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+				t.Fatal(err)
+			}
+		}
+	}
 	if err := unix.Kill(-cmd.Process.Pid, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // killed
+}
+
+// unit makes the control groups that a service manager would have the server in:
+// where it can be had, one in the manager's own hierarchy.
+func (l *lab) unit(t *testing.T) (dirs []string) {
+	t.Helper()
+	if !l.e.can.root {
+		return nil
+	}
+	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range hierarchies(string(mountinfo), string(self)) {
+		if !h.two && !slices.Contains(h.controllers, "name=systemd") {
+			continue
+		}
+		dir := filepath.Join(h.dir, "unit-of-"+l.opts.Instance)
+		if os.Mkdir(dir, 0o755) != nil {
+			continue
+		}
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			if err := removeGroup(ctx, dir); err != nil {
+				t.Error(err)
+			}
+		})
+		dirs = append(dirs, dir)
+	}
+	return dirs
 }
 
 func TestFiftySandboxesOutliveTheServer(t *testing.T) {

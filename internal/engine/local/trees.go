@@ -40,23 +40,23 @@ func links() map[string]string {
 }
 
 // findTrees lists what there is to show, and, for root, makes the masks in a new
-// directory dir. What runs keeps the masks that it was started with. The paths of
-// masks are relative to a sandbox's directory.
-func findTrees(dir string, root bool) ([]launch.Tree, error) {
+// directory dir. The paths of masks are relative to a sandbox's directory. watch
+// is called with each directory before it is looked at.
+func findTrees(v *view, dir string, watch func(dir string)) ([]launch.Tree, error) {
 	var trees []launch.Tree
-	for _, path := range shown {
+	for _, path := range v.shown {
 		info, err := os.Lstat(path)
 		if err != nil || !info.IsDir() {
 			continue
 		}
 		t := launch.Tree{Path: path}
-		if root {
+		if v.root {
 			mask := filepath.Join(dir, launch.Key(path))
 			if err := os.MkdirAll(mask, 0o755); err != nil {
 				return nil, err
 			}
-			if slices.Contains(masked, path) {
-				m := masker{tree: path, mask: mask}
+			if slices.Contains(v.masked, path) {
+				m := masker{tree: path, mask: mask, watch: watch}
 				err := m.look(path, 0)
 				if errors.Is(err, errTooMuch) {
 					continue
@@ -77,10 +77,12 @@ var errTooMuch = errors.New("too much to look through")
 // masker makes a layer of an overlay that hides what others may not read.
 type masker struct {
 	tree, mask string
+	watch      func(dir string)
 	looked     int
 }
 
 func (m *masker) look(dir string, depth int) error {
+	m.watch(dir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {

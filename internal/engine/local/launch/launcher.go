@@ -230,7 +230,7 @@ func (l *launcher) record() (err error) {
 	if l.run.Launcher, err = ProcessOf(os.Getpid()); err != nil {
 		return err
 	}
-	l.run.Started = time.Now().UTC()
+	l.run.Started, l.run.Masks = time.Now().UTC(), l.plan.Masks
 	if err := l.run.Write(l.plan.Dir); err != nil {
 		return fmt.Errorf("record of the run: %w", err)
 	}

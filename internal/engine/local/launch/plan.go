@@ -62,6 +62,7 @@ type Plan struct {
 	Writable bool   `json:"writable"` // changes to the root file system are kept; else there can be none
 
 	Trees  []Tree            `json:"trees"`  // what it sees of the host's files
+	Masks  string            `json:"masks"`  // names what hides some of it
 	Files  map[string]string `json:"files"`  // below /run, where the host's own files point there
 	Tmp    int64             `json:"tmp"`    // bytes of /tmp; 0: not bounded
 	Shm    int64             `json:"shm"`    // bytes of /dev/shm
@@ -107,7 +108,8 @@ type Run struct {
 	Started  time.Time `json:"started"`
 	Finished time.Time `json:"finished,omitzero"`
 	ExitCode int       `json:"exit_code"`
-	OOM      bool      `json:"oom"` // it ended for want of memory
+	OOM      bool      `json:"oom"`   // it ended for want of memory
+	Masks    string    `json:"masks"` // those of its plan
 }
 
 // ReadRun reads a sandbox's last run; nil where it never ran.
