@@ -3,8 +3,11 @@ package client
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
+	"time"
 )
 
 // Acquire asks for an environment and waits until it is ready. It opens a turn
@@ -133,6 +136,60 @@ func (c *Client) Execs(ctx context.Context, r Ref) ([]Exec, error) {
 	}
 	err := c.do(ctx, "exec.list", true, r, &got)
 	return got.Execs, err
+}
+
+// WaitExec waits for the end of a command without its streams: at most for
+// timeout, rounded up to seconds, where that is positive. The exit is nil while
+// it runs.
+func (c *Client) WaitExec(ctx context.Context, exec string, timeout time.Duration) (*Exit, error) {
+	var got json.RawMessage
+	err := c.do(ctx, "exec.wait", true, struct {
+		Exec     string `json:"exec"`
+		TimeoutS int64  `json:"timeout_seconds,omitempty"`
+	}{exec, int64((timeout + time.Second - 1) / time.Second)}, &got)
+	if err != nil {
+		return nil, err
+	}
+	var state struct {
+		State string `json:"state"`
+	}
+	var e Exit
+	if err := errors.Join(json.Unmarshal(got, &state), json.Unmarshal(got, &e)); err != nil {
+		return nil, fmt.Errorf("client: result of exec.wait: %w", err)
+	}
+	if state.State != "exited" {
+		return nil, nil
+	}
+	return &e, nil
+}
+
+// Signal sends a signal ("TERM", "KILL", …) to a command, with tree to all that
+// it started, and returns how many of these still live: none after KILL of a tree.
+func (c *Client) Signal(ctx context.Context, exec, signal string, tree bool) (survivors int, err error) {
+	var got struct {
+		Survivors int `json:"survivors"`
+	}
+	err = c.do(ctx, "exec.signal", false, struct {
+		Exec   string `json:"exec"`
+		Signal string `json:"signal"`
+		Tree   bool   `json:"tree"`
+	}{exec, signal, tree}, &got)
+	return got.Survivors, err
+}
+
+// Resize sets the size of a command's terminal.
+func (c *Client) Resize(ctx context.Context, exec string, t TTY) error {
+	return c.do(ctx, "exec.resize", true, struct {
+		Exec string `json:"exec"`
+		TTY
+	}{exec, t}, nil)
+}
+
+// CloseStdin ends a command's input, whoever gives it.
+func (c *Client) CloseStdin(ctx context.Context, exec string) error {
+	return c.do(ctx, "exec.close_stdin", true, struct {
+		Exec string `json:"exec"`
+	}{exec}, nil)
 }
 
 // onPath is what most file calls ask.

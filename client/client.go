@@ -3,6 +3,7 @@ package client
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -55,13 +56,14 @@ type Client struct {
 	done  chan struct{} // the connection is given up
 	notes *notes
 
-	mu      sync.Mutex // guards the fields below
-	line    *line      // nil while there is no connection
-	hello   Hello      // the last
-	next    int64
-	calls   map[string]*call
-	turns   map[string]int64 // by task: the latest turn that we know of
-	failure error            // once done
+	mu       sync.Mutex // guards the fields below
+	line     *line      // nil while there is no connection
+	hello    Hello      // the last
+	next     int64
+	calls    map[string]*call
+	turns    map[string]int64    // by task: the latest turn that we know of
+	channels map[uint32]*Process // of the line
+	failure  error               // once done
 }
 
 // call is a request that waits for its answer.
@@ -69,9 +71,10 @@ type call struct {
 	seq    int64
 	method string
 	frame  []byte
-	repeat bool         // it may be asked twice
-	sent   bool         // it was, perhaps
-	answer chan outcome // takes one
+	repeat bool                               // it may be asked twice
+	sent   bool                               // it was, perhaps
+	accept func(*line, json.RawMessage) error // takes the result ahead of what follows it
+	answer chan outcome                       // takes one
 }
 
 type outcome struct {
@@ -89,14 +92,15 @@ func Dial(ctx context.Context, o Options) (*Client, error) {
 	}
 	o.Agent = cmp.Or(o.Agent, "agent")
 	c := &Client{
-		opt:   o,
-		url:   u,
-		log:   o.Log,
-		done:  make(chan struct{}),
-		notes: newNotes(o),
-		hello: Hello{Session: o.Session},
-		calls: map[string]*call{},
-		turns: map[string]int64{},
+		opt:      o,
+		url:      u,
+		log:      o.Log,
+		done:     make(chan struct{}),
+		notes:    newNotes(o),
+		hello:    Hello{Session: o.Session},
+		calls:    map[string]*call{},
+		turns:    map[string]int64{},
+		channels: map[uint32]*Process{},
 	}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
@@ -170,7 +174,7 @@ func (c *Client) keep(l *line) {
 	defer c.notes.close()
 	defer c.stop()
 	for {
-		err := l.serve(c.ctx, c.receive)
+		err := l.serve(c.ctx, func(m message) { c.receive(l, m) }, c.frame)
 		switch {
 		case c.ctx.Err() != nil:
 			c.fail(ErrClosed)
@@ -230,7 +234,7 @@ func (c *Client) connect(ctx context.Context) (*line, error) {
 	waiting := slices.SortedFunc(maps.Values(c.calls), func(a, b *call) int { return cmp.Compare(a.seq, b.seq) })
 	for _, w := range waiting {
 		w.sent = true
-		l.backlog = append(l.backlog, w.frame)
+		l.backlog = append(l.backlog, outgoing{data: w.frame})
 	}
 	c.mu.Unlock()
 	c.log.Info("connected", "session", h.Session, "resumed", h.Resumed)
@@ -248,7 +252,12 @@ func (c *Client) lost(err error) {
 			w.answer <- outcome{err: ErrDropped}
 		}
 	}
+	open := c.channels
+	c.channels = map[uint32]*Process{}
 	c.mu.Unlock()
+	for _, p := range open {
+		p.dropped()
+	}
 	c.notes.dropped(err)
 }
 
@@ -257,6 +266,9 @@ func (c *Client) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.line, c.failure = nil, err
+	for _, p := range c.channels {
+		p.fail(err)
+	}
 	for id, w := range c.calls {
 		delete(c.calls, id)
 		w.answer <- outcome{err: err}
@@ -264,8 +276,13 @@ func (c *Client) fail(err error) {
 }
 
 // receive takes a message of the server's.
-func (c *Client) receive(m message) {
-	if m.Method != "" {
+func (c *Client) receive(l *line, m message) {
+	switch m.Method {
+	case "":
+	case "exec.exit", "exec.gap":
+		c.told(m)
+		return
+	default:
 		c.notes.add(m)
 		return
 	}
@@ -277,9 +294,54 @@ func (c *Client) receive(m message) {
 	case w == nil: // its caller did not wait for it
 	case m.Error != nil:
 		w.answer <- outcome{err: m.Error.of(w.method)}
+	case w.accept != nil:
+		w.answer <- outcome{result: m.Result, err: w.accept(l, m.Result)}
 	default:
 		w.answer <- outcome{result: m.Result}
 	}
+}
+
+// frame takes a frame of a stream. One for no channel of ours is dropped.
+func (c *Client) frame(b []byte) {
+	if len(b) < 5 {
+		return
+	}
+	c.mu.Lock()
+	p := c.channels[binary.BigEndian.Uint32(b)]
+	c.mu.Unlock()
+	if p != nil {
+		p.frame(b[4], b[5:])
+	}
+}
+
+// told takes what is told of a channel.
+func (c *Client) told(m message) {
+	var of struct {
+		Channel uint32  `json:"channel"`
+		Skipped Offsets `json:"skipped"`
+	}
+	if json.Unmarshal(m.Params, &of) != nil {
+		return
+	}
+	c.mu.Lock()
+	p := c.channels[of.Channel]
+	if m.Method == "exec.exit" {
+		delete(c.channels, of.Channel)
+	}
+	c.mu.Unlock()
+	if p == nil {
+		return
+	}
+	if m.Method == "exec.gap" {
+		p.skipped(of.Skipped)
+		return
+	}
+	var e Exit
+	if err := json.Unmarshal(m.Params, &e); err != nil {
+		p.fail(err)
+		return
+	}
+	p.exited(&e)
 }
 
 // Call makes any request of the protocol and decodes its result into result,
@@ -291,7 +353,12 @@ func (c *Client) Call(ctx context.Context, method string, params, result any) er
 
 // do makes a request. repeat says that it may be asked twice.
 func (c *Client) do(ctx context.Context, method string, repeat bool, params, result any) error {
-	w := &call{method: method, repeat: repeat, answer: make(chan outcome, 1)}
+	return c.doOn(ctx, method, repeat, params, result, nil)
+}
+
+// doOn is do whose result is taken by accept too, ahead of what follows it on the line.
+func (c *Client) doOn(ctx context.Context, method string, repeat bool, params, result any, accept func(*line, json.RawMessage) error) error {
+	w := &call{method: method, repeat: repeat, accept: accept, answer: make(chan outcome, 1)}
 	c.mu.Lock()
 	c.next++
 	w.seq = c.next
@@ -322,7 +389,7 @@ func (c *Client) do(ctx context.Context, method string, repeat bool, params, res
 	w.sent = l != nil
 	c.mu.Unlock()
 	if l != nil {
-		l.send(ctx, frame) // where that fails, so does the line, or ctx
+		l.send(ctx, outgoing{data: frame}) // where that fails, so does the line, or ctx
 	}
 
 	select {

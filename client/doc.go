@@ -9,6 +9,11 @@
 // and was under way fails with ErrDropped. Calls made meanwhile wait for the
 // connection, as long as their context lets them.
 //
+// Run brings a command's whole result at once. Start and Attach bring a Process,
+// whose streams are an io.Reader each and an io.Writer. They outlive the
+// connection as well: a reader sees each byte once, or is told how many bytes
+// the server no longer had.
+//
 // Failures that the server reports are of type *Error; errors.Is matches their
 // kind:
 //

@@ -75,6 +75,14 @@ var (
 	ErrTooBig = errors.New("client: the request is larger than the server takes")
 )
 
+// GapError stands in a stream for bytes that the server no longer has. Reading
+// goes on behind them.
+type GapError struct{ Bytes int64 }
+
+func (e *GapError) Error() string {
+	return fmt.Sprintf("client: %d bytes of the stream are no longer kept", e.Bytes)
+}
+
 // HandshakeError says that the server did not let the client in.
 type HandshakeError struct {
 	Status  int    // of HTTP

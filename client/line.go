@@ -31,10 +31,16 @@ const (
 type line struct {
 	conn      *websocket.Conn
 	heartbeat time.Duration
-	backlog   [][]byte    // is written first
-	out       chan []byte // then what comes here
+	backlog   []outgoing    // is written first
+	out       chan outgoing // then what comes here
 	gone      chan struct{}
 	once      sync.Once
+}
+
+// outgoing is a frame of ours.
+type outgoing struct {
+	binary bool
+	data   []byte
 }
 
 // openLine dials.
@@ -55,7 +61,7 @@ func openLine(ctx context.Context, url string, o Options) (*line, error) {
 		return nil, fmt.Errorf("client: %w", err)
 	}
 	conn.SetReadLimit(mostBytes)
-	return &line{conn: conn, heartbeat: defaultHeartbeat, out: make(chan []byte), gone: make(chan struct{})}, nil
+	return &line{conn: conn, heartbeat: defaultHeartbeat, out: make(chan outgoing), gone: make(chan struct{})}, nil
 }
 
 func handshakeError(resp *http.Response) error {
@@ -82,7 +88,7 @@ func (l *line) greet(ctx context.Context, params, result any) error {
 	if err := l.conn.Write(ctx, websocket.MessageText, frame); err != nil {
 		return fmt.Errorf("client: hello: %w", err)
 	}
-	m, err := l.read(ctx)
+	m, _, err := l.read(ctx)
 	switch {
 	case err != nil:
 		return fmt.Errorf("client: hello: %w", err)
@@ -99,7 +105,7 @@ func (l *line) greet(ctx context.Context, params, result any) error {
 
 // serve reads and writes until the connection ends, or ctx does; then it is
 // closed in peace.
-func (l *line) serve(ctx context.Context, receive func(message)) error {
+func (l *line) serve(ctx context.Context, receive func(message), stream func([]byte)) error {
 	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var helpers sync.WaitGroup
 	helpers.Go(func() { l.write(inner) })
@@ -111,8 +117,13 @@ func (l *line) serve(ctx context.Context, receive func(message)) error {
 	var err error
 	for {
 		var m message
-		if m, err = l.read(inner); err != nil {
+		var frame []byte
+		if m, frame, err = l.read(inner); err != nil {
 			break
+		}
+		if frame != nil {
+			stream(frame)
+			continue
 		}
 		receive(m)
 	}
@@ -123,28 +134,27 @@ func (l *line) serve(ctx context.Context, receive func(message)) error {
 	return err
 }
 
-// read reads one text message.
-func (l *line) read(ctx context.Context) (message, error) {
+// read reads one message, or one frame of a stream.
+func (l *line) read(ctx context.Context) (m message, frame []byte, err error) {
 	for {
 		typ, r, err := l.conn.Reader(ctx)
 		if passing(ctx, err) {
 			continue
 		}
 		if err != nil {
-			return message{}, err
+			return m, nil, err
 		}
 		b, err := io.ReadAll(patient{ctx, r})
 		if err != nil {
-			return message{}, err
+			return m, nil, err
 		}
 		if typ != websocket.MessageText {
-			continue // bytes of a stream; none was opened here
+			return m, b, nil
 		}
-		var m message
 		if err := json.Unmarshal(b, &m); err != nil {
-			return message{}, fmt.Errorf("the server sent what is no JSON-RPC: %w", err)
+			return m, nil, fmt.Errorf("the server sent what is no JSON-RPC: %w", err)
 		}
-		return m, nil
+		return m, nil, nil
 	}
 }
 
@@ -170,7 +180,7 @@ func (p patient) Read(b []byte) (int, error) {
 }
 
 // send gives the writer a frame. It returns early where the line or ctx ends.
-func (l *line) send(ctx context.Context, frame []byte) {
+func (l *line) send(ctx context.Context, frame outgoing) {
 	select {
 	case l.out <- frame:
 	case <-l.gone:
@@ -179,10 +189,14 @@ func (l *line) send(ctx context.Context, frame []byte) {
 }
 
 func (l *line) write(ctx context.Context) {
-	put := func(frame []byte) bool {
+	put := func(frame outgoing) bool {
 		ctx, cancel := context.WithTimeout(ctx, writeTime)
 		defer cancel()
-		if err := l.conn.Write(ctx, websocket.MessageText, frame); err != nil {
+		typ := websocket.MessageText
+		if frame.binary {
+			typ = websocket.MessageBinary
+		}
+		if err := l.conn.Write(ctx, typ, frame.data); err != nil {
 			l.cut()
 			return false
 		}

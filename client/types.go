@@ -249,6 +249,79 @@ type Notice struct {
 	Kept       []string `json:"kept"`
 }
 
+// StartRequest is a command to start, whose streams a Process carries: shell
+// text, or a program with its arguments.
+type StartRequest struct {
+	Command    string            `json:"command,omitempty"`
+	Argv       []string          `json:"argv,omitempty"`
+	Cwd        string            `json:"cwd,omitempty"`
+	Variables  map[string]string `json:"variables,omitempty"`
+	TimeoutS   int64             `json:"timeout_seconds,omitempty"` // none where it is 0
+	TTY        *TTY              `json:"tty,omitempty"`             // nil: pipes
+	Background bool              `json:"background,omitempty"`      // it outlives the turn, and holds the environment as a process
+	Stdin      bool              `json:"stdin"`                     // open until it is closed; else empty
+	ID         string            `json:"id,omitempty"`              // as a RunRequest's
+	Generation int64             `json:"generation,omitempty"`
+	// Window is how many bytes of output the client holds unread, and of input
+	// the server; 1 MiB where it is 0.
+	Window int64 `json:"window,omitempty"`
+}
+
+// TTY is the size of a terminal, in characters.
+type TTY struct {
+	Cols int `json:"cols"`
+	Rows int `json:"rows"`
+}
+
+// Offsets counts bytes of each stream, from its beginning.
+type Offsets struct {
+	Stdout int64 `json:"stdout"`
+	Stderr int64 `json:"stderr"`
+}
+
+// Exit is the one end of a command.
+type Exit struct {
+	ExitCode   int    // as a RunResult's; -1 where the environment was lost
+	Signal     string // "KILL", …; "" for none
+	OOM        bool
+	TimedOut   bool
+	Lost       *Lost // the environment went before the command's end
+	Duration   time.Duration
+	Cwd        string
+	OutputLost bool // it ended long ago, its output is no longer kept
+}
+
+// Lost is why a command ended with its environment.
+type Lost struct {
+	Reason    string     `json:"reason"`
+	Tombstone *Tombstone `json:"tombstone"`
+}
+
+// UnmarshalJSON reads the protocol's form.
+func (e *Exit) UnmarshalJSON(b []byte) error {
+	var w struct {
+		ExitCode   *int   `json:"exit_code"`
+		Signal     string `json:"signal"`
+		OOM        bool   `json:"oom"`
+		TimedOut   bool   `json:"timed_out"`
+		Lost       *Lost  `json:"env_lost"`
+		DurationMS int64  `json:"duration_ms"`
+		Cwd        string `json:"cwd"`
+		OutputLost bool   `json:"output_lost"`
+	}
+	if err := json.Unmarshal(b, &w); err != nil {
+		return err
+	}
+	*e = Exit{
+		ExitCode: -1, Signal: w.Signal, OOM: w.OOM, TimedOut: w.TimedOut, Lost: w.Lost,
+		Duration: time.Duration(w.DurationMS) * time.Millisecond, Cwd: w.Cwd, OutputLost: w.OutputLost,
+	}
+	if w.ExitCode != nil {
+		e.ExitCode = *w.ExitCode
+	}
+	return nil
+}
+
 // Exec is one line of a list of commands.
 type Exec struct {
 	Exec       string    `json:"exec"`
