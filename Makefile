@@ -14,7 +14,7 @@ SHELL := bash
 
 GO ?= go
 FUZZTIME ?= 30s
-TESTFLAGS ?= -race -count 1 -timeout 20m
+TESTFLAGS ?= -race -count 1 -timeout 40m
 BENCHFLAGS ?= -benchtime 40x
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 
