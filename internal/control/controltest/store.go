@@ -304,7 +304,7 @@ func values[T any](m map[string]record[T]) (list []T) {
 	return list
 }
 
-func get[K comparable, T any](m map[K]record[T], k K) (v T, ok bool, err error) {
+func get[K comparable, T any](m map[K]record[T], k K) (v T, ok bool, err error) { //nolint:unparam // as its callers return it
 	r, ok := m[k]
 	if !ok {
 		return v, false, nil

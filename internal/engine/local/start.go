@@ -189,7 +189,7 @@ func (e *Engine) reap(pid int, ended chan<- struct{}) {
 func logged(dir string) error {
 	b, err := os.ReadFile(filepath.Join(dir, launch.LogFile))
 	if err != nil || len(b) == 0 {
-		return nil
+		return nil //nolint:nilerr // nothing is known that it said
 	}
 	return errors.New(string(bytes.TrimSpace(b[:min(len(b), 1000)])))
 }

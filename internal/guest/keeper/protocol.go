@@ -33,7 +33,7 @@ var errNUL = errors.New("a NUL byte in an argument or a variable")
 const commandFixed = 7 * 4
 
 // append encodes a command, its length ahead.
-func (c *Command) append(b []byte) ([]byte, error) {
+func (c *Command) append(b []byte) ([]byte, error) { //nolint:unparam // as its like in the standard library
 	start := len(b)
 	flags := uint32(c.Extra) << 1
 	if c.Switch {

@@ -19,7 +19,7 @@ var kept = []uint{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.C
 
 // everyThread makes a system call in every thread of this process; threads that
 // are made later take after those. One thread that differs ends the process.
-func everyThread(name string, trap, a1, a2, a3 uintptr) error {
+func everyThread(name string, trap, a1, a2, a3 uintptr) error { //nolint:unparam // as the system call is
 	if _, _, errno := syscall.AllThreadsSyscall(trap, a1, a2, a3); errno != 0 {
 		return os.NewSyscallError(name, errno)
 	}
