@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http/httptrace"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/docker/docker/api/types/events"
@@ -27,11 +29,17 @@ func (e *Engine) Watch(ctx context.Context, since time.Time, ready func(), fn fu
 	for _, a := range []events.Action{events.ActionStart, events.ActionDie, events.ActionDestroy, events.ActionKill, events.ActionOOM} {
 		args.Add("event", string(a))
 	}
-	messages, failed := e.api.client(stream).Events(stream, events.ListOptions{
+	var answered atomic.Bool
+	traced := httptrace.WithClientTrace(stream, &httptrace.ClientTrace{GotFirstResponseByte: func() { answered.Store(true) }})
+	messages, failed := e.api.client(stream).Events(traced, events.ListOptions{
 		Since:   fmt.Sprintf("%d.%09d", since.Unix(), since.Nanosecond()),
 		Filters: args,
 	})
-	// The client returns once the engine has answered, or has failed to.
+	// The client returns once the engine has answered, or has failed to; its error
+	// may come a moment later.
+	if !answered.Load() {
+		return broken(ctx, <-failed)
+	}
 	select {
 	case err := <-failed:
 		return broken(ctx, err)
