@@ -142,6 +142,11 @@ func (tab *Tab) hear(ev any) {
 		}
 		tab.console = append(tab.console, text)
 	case *log.EventEntryAdded:
+		if strings.Contains(ev.Entry.Text, "ERR_NETWORK_CHANGED") {
+			// Chromium breaks requests, to loopback too, when an interface comes or
+			// goes: those of containers do. The page is to get over it.
+			tab.forgiven = append(tab.forgiven, "ERR_NETWORK_CHANGED", "Failed to fetch")
+		}
 		if ev.Entry.Level == "error" || ev.Entry.Level == "warning" {
 			tab.console = append(tab.console, ev.Entry.Text+" "+ev.Entry.URL)
 		}
