@@ -20,8 +20,9 @@ const (
 // conn is one multiplexed connection to a guest. Streams whose call is over are
 // used for the next one, which saves their opening and closing.
 type conn struct {
-	mux *yamux.Session
-	run string // as the guest names it
+	mux      *yamux.Session
+	run      string // as the guest names it
+	features []string
 
 	mu   sync.Mutex // guards the fields below
 	idle []*yamux.Stream
@@ -50,6 +51,7 @@ func newConn(ctx context.Context, raw io.ReadWriteCloser) (*conn, error) {
 		return nil, err
 	}
 	c.run = text(resp.Run, maxRunName)
+	c.features = resp.Features
 	return c, nil
 }
 
@@ -60,39 +62,65 @@ func (c *conn) close() { c.mux.Close() }
 // call makes one call; the answer's payload has at most maxPayload bytes.
 // Errors: ctx's; errBroken; *wire.Error is the guest's own.
 func (c *conn) call(ctx context.Context, req *wire.Request, payload []byte, maxPayload int) (*wire.Response, []byte, error) {
-	if err := ctx.Err(); err != nil {
+	s, resp, data, err := c.exchange(ctx, req, payload, maxPayload)
+	if err != nil {
 		return nil, nil, err
+	}
+	if s != nil {
+		c.rest(s)
+	}
+	if resp.Error != nil {
+		return nil, nil, resp.Error
+	}
+	return resp, data, nil
+}
+
+// attach makes a call whose stream goes on after its answer. Errors: as of call.
+func (c *conn) attach(ctx context.Context, req *wire.Request) (*yamux.Stream, *wire.Response, error) {
+	s, resp, _, err := c.exchange(ctx, req, nil, 0)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case s == nil:
+		return nil, nil, ctx.Err()
+	case resp.Error != nil:
+		c.rest(s)
+		return nil, nil, resp.Error
+	}
+	return s, resp, nil
+}
+
+// exchange sends a request and reads its answer, also one that is an error of
+// the guest's. The stream is nil where ctx ended meanwhile.
+func (c *conn) exchange(ctx context.Context, req *wire.Request, payload []byte, maxPayload int) (*yamux.Stream, *wire.Response, []byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, nil, err
 	}
 	s, err := c.stream()
 	if err != nil {
-		return nil, nil, errBroken{err}
+		return nil, nil, nil, errBroken{err}
 	}
 	stop := context.AfterFunc(ctx, func() { s.SetDeadline(time.Unix(1, 0)) })
 	resp := new(wire.Response)
-	err = wire.Write(s, req, payload)
-	if errors.Is(err, wire.ErrTooLarge) { // ours, and nothing was sent
-		stop()
-		s.Close()
-		return nil, nil, err
-	}
 	var data []byte
+	err = wire.Write(s, req, payload)
+	tooLarge := errors.Is(err, wire.ErrTooLarge) // ours, and nothing was sent
 	if err == nil {
 		data, err = wire.Read(s, resp, maxPayload)
 	}
 	if stop() && err == nil {
-		c.rest(s)
-	} else {
-		s.Close() // the guest takes that as the call's end
+		return s, resp, data, nil
 	}
+	s.Close() // the guest takes that as the call's end
 	switch {
-	case err != nil && ctx.Err() != nil:
-		return nil, nil, ctx.Err()
-	case err != nil:
-		return nil, nil, errBroken{err}
-	case resp.Error != nil:
-		return nil, nil, resp.Error
+	case err == nil:
+		return nil, resp, data, nil
+	case tooLarge:
+		return nil, nil, nil, err
+	case ctx.Err() != nil:
+		return nil, nil, nil, ctx.Err()
 	}
-	return resp, data, nil
+	return nil, nil, nil, errBroken{err}
 }
 
 func (c *conn) stream() (*yamux.Stream, error) {

@@ -23,10 +23,20 @@ type remote struct {
 }
 
 // call makes a call, and once more where its connection broke.
-func (r remote) call(ctx context.Context, req *wire.Request, payload []byte, maxPayload int) (*wire.Response, []byte, error) {
+func (r remote) call(ctx context.Context, req *wire.Request, payload []byte, maxPayload int) (resp *wire.Response, data []byte, err error) {
+	err = r.over(ctx, req, func(_ *line, c *conn) error {
+		var err error
+		resp, data, err = c.call(ctx, req, payload, maxPayload)
+		return err
+	})
+	return resp, data, err
+}
+
+// over has fn make a call over a connection, and once more where that broke.
+func (r remote) over(ctx context.Context, req *wire.Request, fn func(*line, *conn) error) error {
 	l, err := r.fleet.line(r.name)
 	if err != nil {
-		return nil, nil, unreachable(err)
+		return unreachable(err)
 	}
 	l.begin()
 	defer l.end()
@@ -36,16 +46,19 @@ func (r remote) call(ctx context.Context, req *wire.Request, payload []byte, max
 			if ctx.Err() != nil && !errors.Is(err, control.ErrNoSandbox) {
 				err = errors.Join(ctx.Err(), err)
 			}
-			return nil, nil, unreachable(err)
+			return unreachable(err)
 		}
-		resp, data, err := c.call(ctx, req, payload, maxPayload)
+		if err := c.knows(req); err != nil {
+			return err
+		}
+		err = fn(l, c)
 		broken, isBroken := errors.AsType[errBroken](err)
 		if !isBroken {
-			return resp, data, r.own(err)
+			return r.own(err)
 		}
 		l.discard(c)
 		if !again {
-			return nil, nil, unreachable(broken)
+			return unreachable(broken)
 		}
 		r.fleet.log.Debug("guest dialled anew", "sandbox", r.name, "call", req.Method, "error", broken.err)
 	}
@@ -72,6 +85,8 @@ func (r remote) own(err error) error {
 		return control.ErrNoExec
 	case wire.CodeRun:
 		return control.ErrOtherRun
+	case wire.CodeNoTTY:
+		return control.Errorf(control.KindConflict, "the exec has no terminal")
 	case wire.CodeInvalid:
 		return &control.Error{Kind: control.KindInvalid, Message: message}
 	}
@@ -134,10 +149,15 @@ func (r remote) Run(ctx context.Context) (string, error) {
 
 // Start starts a command, unless one of that name was started before.
 func (r remote) Start(ctx context.Context, s control.ExecStart) (control.ExecStarted, error) {
-	resp, _, err := r.call(ctx, &wire.Request{Method: wire.MethodStart, Start: &wire.Start{
+	start := &wire.Start{
 		Exec: s.Exec, Run: s.Run, Shell: s.Shell, Argv: s.Argv, Cwd: s.Cwd, Workdir: s.Workdir,
 		Env: s.Env, Variables: s.Variables, Timeout: int64(s.Timeout), Background: s.Background,
-	}}, s.Stdin, 0)
+		StdinOpen: s.StdinOpen,
+	}
+	if s.TTY != nil {
+		start.TTY = size(*s.TTY)
+	}
+	resp, _, err := r.call(ctx, &wire.Request{Method: wire.MethodStart, Start: start}, s.Stdin, 0)
 	if err != nil {
 		return control.ExecStarted{}, err
 	}

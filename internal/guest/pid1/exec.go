@@ -2,6 +2,7 @@ package pid1
 
 import (
 	"context"
+	"io"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -37,6 +38,8 @@ type execution struct {
 
 	run    *runner
 	output *output
+	input  *input // nil: all of it was given at the start
+	tty    bool
 	events chan keeper.Reply
 	open   atomic.Int32  // streams that have not ended
 	eof    chan struct{} // closed once none is open
@@ -83,6 +86,7 @@ func (e *execution) supervise(status int) {
 		close(e.started)
 	}
 	ended, eof := false, e.eof
+	var out, errs <-chan struct{} // once the time after the exit is over
 	for !ended || !empty || eof != nil {
 		select {
 		case r := <-e.events:
@@ -118,6 +122,8 @@ func (e *execution) supervise(status int) {
 					t := time.NewTimer(afterExit)
 					defer t.Stop()
 					grace = t.C
+					e.output.out.relax()
+					e.output.err.relax()
 				}
 			}
 			if empty {
@@ -126,7 +132,11 @@ func (e *execution) supervise(status int) {
 		case <-eof:
 			eof = nil
 		case <-grace:
-			late = true
+			out, errs = e.output.out.catchUp(), e.output.err.catchUp()
+		case <-out:
+			out, late = nil, errs == nil
+		case <-errs:
+			errs, late = nil, out == nil
 		case <-timeout:
 			timeout = nil
 			e.expire()
@@ -135,6 +145,9 @@ func (e *execution) supervise(status int) {
 			e.finish(status, wait, empty)
 			ended = true
 		}
+	}
+	if e.input != nil {
+		e.input.close()
 	}
 	e.run.retire(e)
 }
@@ -319,35 +332,47 @@ func (e *execution) expire() {
 }
 
 // drain reads a stream to its end, whoever writes to it.
-func (e *execution) drain(fd int, s *stream) {
+func (e *execution) drain(f *os.File, s *stream) {
 	defer func() {
 		if e.open.Add(-1) == 0 {
 			close(e.eof)
 		}
 	}()
-	f := os.NewFile(uintptr(fd), "pipe")
 	defer f.Close()
+	defer s.close()
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return
 	}
-	// No buffer is held while there is nothing to read.
-	raw.Read(func(fd uintptr) (done bool) {
-		buf := buffers.Get().(*[drainBuffer]byte)
-		defer buffers.Put(buf)
+	// No buffer is held while there is nothing to read, or nobody to take it.
+	raw.Read(func(fd uintptr) (done bool) { //nolint:errcheck // then it is closed
 		for {
-			n, err := unix.Read(int(fd), buf[:])
-			switch {
-			case err == unix.EINTR:
-			case err == unix.EAGAIN:
+			err := s.fill(int(fd), s.admit())
+			switch err {
+			case nil, unix.EINTR:
+			case unix.EAGAIN:
+				s.rest()
 				return false
-			case err != nil || n == 0:
+			default: // io.EOF; EIO is that of a terminal
 				return true
-			default:
-				s.Write(buf[:n])
 			}
 		}
 	})
+}
+
+// fill reads once, at most n bytes. Errors: the system call's, unwrapped; io.EOF.
+func (s *stream) fill(fd, n int) error {
+	buf := buffers.Get().(*[drainBuffer]byte)
+	defer buffers.Put(buf)
+	n, err := unix.Read(fd, buf[:n])
+	switch {
+	case err != nil:
+		return err
+	case n == 0:
+		return io.EOF
+	}
+	s.Write(buf[:n]) //nolint:errcheck // it has none
+	return nil
 }
 
 const drainBuffer = 64 << 10

@@ -70,7 +70,9 @@ func (b *budget) dropLocked(o *output) {
 type output struct{ out, err stream }
 
 func newOutput(b *budget) *output {
-	return &output{out: stream{budget: b}, err: stream{budget: b}}
+	o := &output{out: stream{budget: b, bound: maxBehind, fd: -1}, err: stream{budget: b, bound: maxBehind, fd: -1}}
+	o.out.room.L, o.err.room.L = &o.out.mu, &o.err.mu
+	return o
 }
 
 // lost reports whether it was dropped.
@@ -96,20 +98,56 @@ type stream struct {
 	fixed bool // the ring does not grow any more
 	start int  // of the oldest byte in it
 	n     int  // bytes in it
+
+	followers []*cursor
+	room      sync.Cond // a follower has read or left, or the bound has changed
+	bound     int       // how far the slowest follower may be behind
+
+	fd       int  // from which the bytes come; -1: none any more
+	busy     bool // bytes may have left fd that are not written yet
+	caught   chan struct{}
+	caughtAt int64 // closes caught; -1: not known yet
 }
 
-// Write keeps what it can of p, and never fails.
+// Write keeps what it can of p, and never fails. It waits where a follower would
+// lose bytes by it.
 func (s *stream) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := len(p)
-	s.total += int64(n)
-	if s.lost {
-		return n, nil
+	for len(p) > 0 {
+		k := s.keepLocked(p)
+		s.total += int64(k)
+		p = p[k:]
+		for _, c := range s.followers {
+			c.tell()
+		}
+		if k == 0 {
+			s.room.Wait()
+		}
 	}
-	p = s.fillHead(p)
-	s.fillRing(p)
+	s.catchUpLocked()
 	return n, nil
+}
+
+// keepLocked keeps as much of p as no follower loses by, and returns how much.
+func (s *stream) keepLocked(p []byte) int {
+	if s.lost {
+		return len(p)
+	}
+	if len(s.followers) == 0 {
+		s.fillRing(s.fillHead(p))
+		return len(p)
+	}
+	unread := s.unreadLocked()
+	p = p[:min(len(p), max(s.bound-unread, 0))]
+	if k := len(p) - len(s.fillHead(p)); k > 0 || len(p) == 0 {
+		return k
+	}
+	s.growRing(s.n + len(p))
+	p = p[:min(len(p), len(s.ring)-min(s.n, unread))]
+	s.fillRing(p)
+	return len(p)
 }
 
 func (s *stream) fillHead(p []byte) []byte {

@@ -170,7 +170,7 @@ func (r *runner) launch(e *execution, s *wire.Start, stdin []byte) error {
 	for name, v := range env {
 		c.Env = append(c.Env, name+"="+v)
 	}
-	if err := e.spawn(c, stdin); err != nil {
+	if err := e.spawn(c, stdin, s.StdinOpen); err != nil {
 		fail(exitNoExec, "sandkeeper: cannot start: "+err.Error())
 	}
 	return nil
@@ -252,8 +252,8 @@ func (e *execution) drop(status int) {
 	go e.supervise(status)
 }
 
-// spawn hands the command to a keeper.
-func (e *execution) spawn(c *keeper.Command, stdin []byte) error {
+// spawn hands the command to a keeper. open leaves its stdin open.
+func (e *execution) spawn(c *keeper.Command, stdin []byte, open bool) error {
 	p, err := openPipes()
 	if err != nil {
 		return err
@@ -273,9 +273,14 @@ func (e *execution) spawn(c *keeper.Command, stdin []byte) error {
 		return err
 	}
 	e.open.Store(2)
-	go e.drain(p.out[0], &e.output.out)
-	go e.drain(p.err[0], &e.output.err)
-	feed(p.in[1], stdin)
+	e.output.out.fd, e.output.err.fd = p.out[0], p.err[0]
+	go e.drain(os.NewFile(uintptr(p.out[0]), "pipe"), &e.output.out)
+	go e.drain(os.NewFile(uintptr(p.err[0]), "pipe"), &e.output.err)
+	if open {
+		e.input = newInput(os.NewFile(uintptr(p.in[1]), "stdin"), stdin, false)
+	} else {
+		feed(p.in[1], stdin)
+	}
 	go e.supervise(-1)
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 	"sandkeeper/internal/guest/wire"
 )
 
-var features = []string{"execs", "files"}
+var features = []string{"execs", "files", wire.FeatureStreams}
 
 // Guest is what a control plane calls.
 type Guest struct {
@@ -57,7 +57,7 @@ type caller struct {
 }
 
 // stream answers the calls of one stream, one after the other.
-func (g *Guest) stream(ctx context.Context, s io.ReadWriter) {
+func (g *Guest) stream(ctx context.Context, s *wire.Stream) {
 	in := &caller{Reader: bufio.NewReaderSize(s, 512)}
 	for {
 		if in.peeking != nil {
@@ -68,6 +68,12 @@ func (g *Guest) stream(ctx context.Context, s io.ReadWriter) {
 		payload, err := wire.Read(in, &req, wire.MaxPayload)
 		if err != nil {
 			return
+		}
+		if req.Method == wire.MethodAttach {
+			if !g.attach(ctx, in, s, &req) {
+				return
+			}
+			continue
 		}
 		resp, data := g.answer(ctx, in, &req, payload)
 		if err := wire.Write(s, resp, data...); err != nil {
@@ -112,6 +118,10 @@ func (g *Guest) answer(ctx context.Context, in *caller, req *wire.Request, paylo
 			resp.Survivors, err = g.runner.signal(ctx, req.Exec, req.Signal, req.Tree)
 			return err
 		})
+	case wire.MethodClose:
+		err = g.runner.closeStdin(req.Exec)
+	case wire.MethodResize:
+		err = g.runner.resize(req.Exec, req.TTY)
 	case wire.MethodExecs:
 		resp.Execs = g.runner.list()
 	case wire.MethodRead:

@@ -20,12 +20,21 @@ const (
 	MethodGone   = "gone"
 	MethodExecs  = "execs"
 	MethodSignal = "signal"
+	MethodAttach = "attach" // then the stream carries frames
+	MethodClose  = "close_stdin"
+	MethodResize = "resize"
 	MethodRead   = "read"
 	MethodWrite  = "write"
 	MethodList   = "list"
 	MethodStat   = "stat"
 	MethodRemove = "remove"
 	MethodMkdir  = "mkdir"
+)
+
+// Features of a guest, as it lists them in its hello.
+const (
+	FeatureStreams = "streams" // attach, close_stdin; Start.StdinOpen
+	FeatureTTY     = "tty"     // resize; Start.TTY
 )
 
 // Request is one call. Fields beside Method belong to the methods named.
@@ -37,10 +46,15 @@ type Request struct {
 
 	Version int    `json:"v,omitempty"`     // hello
 	Start   *Start `json:"start,omitempty"` // start; the payload is its stdin
-	Exec    string `json:"exec,omitempty"`  // wait, gone, signal
+	Exec    string `json:"exec,omitempty"`  // wait, gone, signal, attach, close_stdin, resize
 	Limit   int    `json:"limit,omitempty"` // wait: bytes of each stream
 	Signal  string `json:"sig,omitempty"`   // signal
 	Tree    bool   `json:"tree,omitempty"`  // signal
+
+	FromOut int64 `json:"from_out,omitempty"` // attach: bytes already had
+	FromErr int64 `json:"from_err,omitempty"`
+	Input   bool  `json:"input,omitempty"` // attach: this stream gives stdin from now on
+	TTY     *TTY  `json:"tty,omitempty"`   // resize
 
 	Path      string  `json:"path,omitempty"` // the file calls; write has its data as payload
 	Offset    int64   `json:"off,omitempty"`
@@ -63,22 +77,31 @@ type Start struct {
 	Variables  map[string]string `json:"vars,omitempty"`
 	Timeout    int64             `json:"timeout,omitempty"` // ns
 	Background bool              `json:"bg,omitempty"`
+	StdinOpen  bool              `json:"stdin,omitempty"` // more comes by attach
+	TTY        *TTY              `json:"tty,omitempty"`
+}
+
+// TTY is the size of a terminal, in characters.
+type TTY struct {
+	Cols uint16 `json:"cols"`
+	Rows uint16 `json:"rows"`
 }
 
 // Response answers a Request: either Error, or what belongs to its method.
 type Response struct {
 	Error *Error `json:"err,omitempty"`
 
-	Version   int      `json:"v,omitempty"`
-	Features  []string `json:"features,omitempty"`
-	Run       string   `json:"run,omitempty"` // hello: names this life of the guest
-	Started   *Started `json:"started,omitempty"`
-	End       *End     `json:"end,omitempty"` // the payload is stdout, then stderr
-	Execs     []Exec   `json:"execs,omitempty"`
-	Survivors int      `json:"alive,omitempty"`
-	Chunk     *Chunk   `json:"chunk,omitempty"` // the payload is its data
-	Files     []File   `json:"files,omitempty"`
-	Size      int64    `json:"size,omitempty"`
+	Version   int       `json:"v,omitempty"`
+	Features  []string  `json:"features,omitempty"`
+	Run       string    `json:"run,omitempty"` // hello: names this life of the guest
+	Started   *Started  `json:"started,omitempty"`
+	End       *End      `json:"end,omitempty"` // the payload is stdout, then stderr
+	Execs     []Exec    `json:"execs,omitempty"`
+	Survivors int       `json:"alive,omitempty"`
+	Attached  *Attached `json:"attached,omitempty"`
+	Chunk     *Chunk    `json:"chunk,omitempty"` // the payload is its data
+	Files     []File    `json:"files,omitempty"`
+	Size      int64     `json:"size,omitempty"`
 }
 
 // Codes of an Error.
@@ -87,6 +110,7 @@ const (
 	CodeNoExec  = "no_exec" // never heard of that exec
 	CodeRun     = "run"     // meant for another run of the sandbox
 	CodeInvalid = "invalid"
+	CodeNoTTY   = "no_tty"  // that exec has no terminal
 	CodeUnknown = "unknown" // a method of another version
 	CodeFailed  = "failed"
 )
@@ -104,6 +128,15 @@ func (e *Error) Error() string { return e.Message }
 type Started struct {
 	PID     int  `json:"pid"`
 	Existed bool `json:"existed,omitempty"`
+}
+
+// Attached tells what was joined.
+type Attached struct {
+	Running    bool  `json:"running,omitempty"`
+	SkippedOut int64 `json:"skip_out,omitempty"` // bytes from the asked offset on that are no longer kept
+	SkippedErr int64 `json:"skip_err,omitempty"`
+	StdinTaken int64 `json:"taken,omitempty"` // of all that came by attach
+	Stdin      bool  `json:"stdin,omitempty"` // stdin is open, and this stream's
 }
 
 // End is how an exec ended.

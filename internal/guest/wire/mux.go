@@ -31,21 +31,87 @@ func muxConfig() *yamux.Config {
 // stream off where the guest does what no guest of ours does: opens streams,
 // sends pings, or larger frames than a window.
 func Client(conn io.ReadWriteCloser) (*yamux.Session, error) {
-	return yamux.Client(&muxed{ReadWriteCloser: conn, check: (&guard{}).check}, muxConfig())
+	return yamux.Client(&muxed{ReadWriteCloser: conn, check: (&frames{each: guard}).check}, muxConfig())
+}
+
+// Session is the guest's end of a connection.
+type Session struct {
+	*yamux.Session
+
+	mu     sync.Mutex               // guards the field below
+	closed map[uint32]chan struct{} // by stream, closed once the peer has closed it
+}
+
+// Stream is one stream of a control plane. PeerClosed is closed once the control
+// plane has closed it, also while what it wrote before is not read yet.
+type Stream struct {
+	*yamux.Stream
+	PeerClosed <-chan struct{}
+	session    *Session
+}
+
+// AcceptStream waits for the next stream. Errors: that of the connection.
+func (s *Session) AcceptStream() (*Stream, error) {
+	st, err := s.Session.AcceptStream()
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &Stream{Stream: st, PeerClosed: s.closed[st.StreamID()], session: s}, nil
+}
+
+// Close closes our end of it.
+func (s *Stream) Close() error {
+	s.session.mu.Lock()
+	delete(s.session.closed, s.StreamID())
+	s.session.mu.Unlock()
+	return s.Stream.Close()
+}
+
+// follow sees each frame ahead of yamux, which tells of a peer's close only who
+// has read all that came before.
+func (s *Session) follow(_ uint8, flags uint16, id, _ uint32) error {
+	if flags&(muxSYN|muxFIN|muxRST) == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if flags&muxSYN != 0 && id != 0 {
+		s.closed[id] = make(chan struct{})
+	}
+	if c := s.closed[id]; c != nil && flags&(muxFIN|muxRST) != 0 {
+		select {
+		case <-c:
+		default:
+			close(c)
+		}
+	}
+	return nil
 }
 
 // Server makes the guest's end.
-func Server(conn io.ReadWriteCloser) (*yamux.Session, error) {
+func Server(conn io.ReadWriteCloser) (*Session, error) {
 	c := muxConfig()
 	c.EnableKeepAlive = false
 	// More than a control plane has opened and not seen accepted, which is 256.
 	c.AcceptBacklog = 1024
 	dead := time.AfterFunc(silence, func() { conn.Close() })
-	return yamux.Server(&muxed{
+	s := &Session{closed: make(map[uint32]chan struct{})}
+	frames := frames{each: s.follow}
+	mux, err := yamux.Server(&muxed{
 		ReadWriteCloser: conn,
-		check:           func([]byte) error { dead.Reset(silence); return nil },
-		closed:          func() { dead.Stop() },
+		check: func(p []byte) error {
+			dead.Reset(silence)
+			return frames.check(p)
+		},
+		closed: func() { dead.Stop() },
 	}, c)
+	if err != nil {
+		return nil, err
+	}
+	s.Session = mux
+	return s, nil
 }
 
 const (
@@ -56,6 +122,8 @@ const (
 	muxGoAway  = 3
 	muxSYN     = 1
 	muxACK     = 2
+	muxFIN     = 4
+	muxRST     = 8
 	maxMuxData = 256 << 10 // a stream's window
 	maxJoin    = 32 << 10
 )
@@ -115,51 +183,53 @@ func (m *muxed) Close() error {
 // errHostile says that a guest spoke as none of ours does.
 var errHostile = errors.New("guest breaks the protocol")
 
-// guard follows the frames that a guest sends, before yamux acts on them.
-type guard struct {
+// frames follows the frames of a connection, before yamux acts on them.
+type frames struct {
+	each   func(kind uint8, flags uint16, stream, length uint32) error
 	header [muxHeader]byte
 	have   int
 	body   uint32 // bytes of the current frame still to come
 }
 
-func (g *guard) check(p []byte) error {
+func (f *frames) check(p []byte) error {
 	for len(p) > 0 {
-		if g.body > 0 {
-			n := min(uint32(len(p)), g.body)
-			g.body -= n
+		if f.body > 0 {
+			n := min(uint32(len(p)), f.body)
+			f.body -= n
 			p = p[n:]
 			continue
 		}
-		n := copy(g.header[g.have:], p)
-		g.have += n
+		n := copy(f.header[f.have:], p)
+		f.have += n
 		p = p[n:]
-		if g.have < muxHeader {
+		if f.have < muxHeader {
 			return nil
 		}
-		g.have = 0
-		if err := g.frame(); err != nil {
+		f.have = 0
+		kind, length := f.header[1], binary.BigEndian.Uint32(f.header[8:])
+		if f.header[0] != 0 || kind > muxGoAway {
+			return fmt.Errorf("%w: no frame", errHostile)
+		}
+		flags, stream := binary.BigEndian.Uint16(f.header[2:]), binary.BigEndian.Uint32(f.header[4:])
+		if err := f.each(kind, flags, stream, length); err != nil {
 			return err
+		}
+		if kind == muxData {
+			f.body = length
 		}
 	}
 	return nil
 }
 
-func (g *guard) frame() error {
-	kind := g.header[1]
-	flags := binary.BigEndian.Uint16(g.header[2:])
-	length := binary.BigEndian.Uint32(g.header[8:])
+// guard is what a guest's frames are held against.
+func guard(kind uint8, flags uint16, _, length uint32) error {
 	switch {
-	case g.header[0] != 0 || kind > muxGoAway:
-		return fmt.Errorf("%w: no frame", errHostile)
 	case flags&muxSYN != 0:
 		return fmt.Errorf("%w: it opens a stream or sends a ping", errHostile)
 	case kind == muxPing && flags&muxACK == 0:
 		return fmt.Errorf("%w: a ping that is no answer", errHostile)
 	case kind == muxData && length > maxMuxData:
 		return fmt.Errorf("%w: a frame of %d bytes", errHostile, length)
-	}
-	if kind == muxData {
-		g.body = length
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"errors"
@@ -131,7 +132,7 @@ func TestAGuestThatBreaksTheProtocolIsCutOff(t *testing.T) {
 		"sends too large a frame": frame(muxData, 0, maxMuxData+1),
 		"sends no frame":          bytes.Repeat([]byte("x"), 12),
 	} {
-		if err := (&guard{}).check(in); !errors.Is(err, errHostile) {
+		if err := (&frames{each: guard}).check(in); !errors.Is(err, errHostile) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -141,7 +142,7 @@ func TestAGuestThatBreaksTheProtocolIsCutOff(t *testing.T) {
 		"a pong":   frame(muxPing, muxACK, 1),
 		"go away":  frame(muxGoAway, 0, 0),
 	} {
-		g := &guard{}
+		g := &frames{each: guard}
 		for i := range in { // however it is cut
 			if err := g.check(in[i : i+1]); err != nil {
 				t.Errorf("%s: %v", name, err)
@@ -154,7 +155,7 @@ func TestAGuestThatBreaksTheProtocolIsCutOff(t *testing.T) {
 }
 
 // pair is a control plane's and a guest's end over a pipe.
-func pair(t *testing.T) (client, server *yamux.Session) {
+func pair(t *testing.T) (client *yamux.Session, server *Session) {
 	a, b := net.Pipe()
 	client, err := Client(a)
 	if err != nil {
@@ -232,5 +233,77 @@ func FuzzServer(f *testing.F) {
 		b.Write(in)
 		b.Close()
 		<-s.CloseChan()
+	})
+}
+
+func TestFramesOfAStreamComeBackAsTheyWere(t *testing.T) {
+	var b []byte
+	for i, n := range []int{0, 1, MaxFrame} {
+		f := make([]byte, FrameHeader+n)
+		PutFrame(f, byte(i), n)
+		b = append(b, f...)
+	}
+	r := bufio.NewReader(bytes.NewReader(b))
+	for i, want := range []int{0, 1, MaxFrame} {
+		kind, n, err := ReadFrame(r)
+		if err != nil || int(kind) != i || n != want {
+			t.Errorf("kind %d, %d bytes, %v; want %d, %d", kind, n, err, i, want)
+		}
+		io.CopyN(io.Discard, r, int64(n))
+	}
+	if _, _, err := ReadFrame(r); err != io.EOF {
+		t.Errorf("at the end: %v", err)
+	}
+}
+
+func TestAFrameBeyondItsBoundsIsRefused(t *testing.T) {
+	for name, in := range map[string]string{
+		"too large": "\x01\x00\x01\x00\x01", "no kind": "\x04\x00\x00\x00\x00", "cut": "\x01\x00",
+	} {
+		if _, _, err := ReadFrame(bufio.NewReader(strings.NewReader(in))); err == nil || err == io.EOF {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A guest learns of a close although stdin that came before is not read yet.
+func TestAPeersCloseIsToldAheadOfWhatWasNotRead(t *testing.T) {
+	client, server := pair(t)
+	s, err := client.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { s.Write([]byte("unread")); s.Close() }()
+	got, err := server.AcceptStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-got.PeerClosed
+	if b, err := io.ReadAll(got); err != nil || string(b) != "unread" {
+		t.Errorf("%q, %v", b, err)
+	}
+	got.Close()
+	if len(server.closed) != 0 {
+		t.Errorf("%d are remembered", len(server.closed))
+	}
+}
+
+func FuzzReadFrame(f *testing.F) {
+	f.Add([]byte("\x01\x00\x00\x00\x03abc\x03\x00\x00\x00\x02{}"))
+	f.Add([]byte("\x01\xff\xff\xff\xff"))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		r := bufio.NewReader(bytes.NewReader(in))
+		for {
+			kind, n, err := ReadFrame(r)
+			if err != nil {
+				return
+			}
+			if n > MaxFrame || kind > FrameStdinClosed {
+				t.Fatalf("kind %d, %d bytes", kind, n)
+			}
+			if m, _ := r.Discard(n); m < n {
+				return
+			}
+		}
 	})
 }
