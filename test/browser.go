@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +20,8 @@ import (
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+
+	"sandkeeper/test/need"
 )
 
 // Tab is a tab of a real browser, with a profile of its own. Whatever its
@@ -61,6 +64,18 @@ func closeChromium() error {
 		return nil
 	}
 	return chromedp.Cancel(chromium.ctx)
+}
+
+// Browser returns the path of Chromium.
+func Browser(t testing.TB) string {
+	t.Helper()
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	need.Missing(t, "browser", "there is no chromium on this machine")
+	return ""
 }
 
 // OpenTab opens an empty tab, or ends the test where there is no browser.

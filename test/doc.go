@@ -25,6 +25,5 @@
 // another code than 0, has a data race, or leaves something on the engine
 // that prune does not find fails the test.
 //
-// A missing engine or browser skips the test, naming what is missing, unless
-// SANDKEEPER_TEST_REQUIRE (a list of "docker", "local" and "browser") has it: then it fails.
+// A missing engine or browser skips the test, or fails it where it is required: package need.
 package test

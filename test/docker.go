@@ -17,6 +17,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"sandkeeper/test/need"
 )
 
 // Docker is the engine that the tests use, by the docker command: DOCKER_HOST
@@ -30,7 +32,7 @@ type Docker struct {
 func OpenDocker(t testing.TB) Docker {
 	t.Helper()
 	if why := engineMissing(); why != "" {
-		Missing(t, "docker", why)
+		need.Missing(t, "docker", why)
 	}
 	image, err := importImage()
 	if err != nil {

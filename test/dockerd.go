@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sandkeeper/test/need"
 )
 
 // Dockerd is an engine of a test's own, which it may stop. It has networks and
@@ -24,10 +26,10 @@ type Dockerd struct {
 func StartDockerd(t testing.TB) *Dockerd {
 	t.Helper()
 	if os.Getuid() != 0 {
-		Missing(t, "docker", "only root starts an engine of its own")
+		need.Missing(t, "docker", "only root starts an engine of its own")
 	}
 	if _, err := exec.LookPath("dockerd"); err != nil {
-		Missing(t, "docker", "there is no dockerd on this machine")
+		need.Missing(t, "docker", "there is no dockerd on this machine")
 	}
 	OpenDocker(t)
 	dir, err := os.MkdirTemp("", "sk-dockerd-*")

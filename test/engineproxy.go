@@ -17,6 +17,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"sandkeeper/test/need"
 )
 
 // EngineProxy stands between a server and the engine's socket: it decides what
@@ -99,7 +101,7 @@ func engineAddress(t testing.TB) *url.URL {
 		t.Fatal(err)
 	}
 	if u.Scheme != "unix" && u.Scheme != "tcp" {
-		Missing(t, "docker", "the engine at "+host+" has no socket that a test could stand before")
+		need.Missing(t, "docker", "the engine at "+host+" has no socket that a test could stand before")
 	}
 	return u
 }

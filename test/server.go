@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"sandkeeper/internal/control"
+	"sandkeeper/test/need"
 )
 
 // patience bounds every wait of a test. It is no measure of anything: what
@@ -126,7 +127,7 @@ func (s *Server) launch(t testing.TB) {
 	case s.SignInLink = <-link:
 	case <-s.ended:
 		if _, why, cannot := strings.Cut(s.Log(t), "cannot isolate sandboxes on this machine"); cannot {
-			Missing(t, "local", "sandboxes cannot be isolated here"+why)
+			need.Missing(t, "local", "sandboxes cannot be isolated here"+why)
 		}
 		t.Fatalf("the server ended at its start: %v", cmd.ProcessState)
 	case <-time.After(patience):

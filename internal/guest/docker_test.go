@@ -14,6 +14,7 @@ import (
 	"sandkeeper/internal/control"
 	"sandkeeper/internal/guest"
 	"sandkeeper/internal/guest/link"
+	"sandkeeper/test/need"
 )
 
 // docker runs the engine's client, or says what is missing.
@@ -31,16 +32,9 @@ func docker(t *testing.T, args ...string) string {
 
 func needDocker(t *testing.T) {
 	t.Helper()
-	err := exec.Command("docker", "version").Run()
-	if err == nil {
-		return
+	if err := exec.Command("docker", "version").Run(); err != nil {
+		need.Missing(t, "docker", err)
 	}
-	for name := range strings.SplitSeq(os.Getenv("SANDKEEPER_TEST_REQUIRE"), ",") {
-		if name == "docker" {
-			t.Fatalf("docker is required and does not answer: %v", err)
-		}
-	}
-	t.Skip("docker is missing: ", err)
 }
 
 // The sandbox's defaults leave PID 1 enough: six capabilities, no new
@@ -49,7 +43,7 @@ func TestUnderTheSandboxsDefaults(t *testing.T) {
 	needDocker(t)
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
-		t.Skip("busybox is missing")
+		need.Missing(t, "docker", "there is no busybox on this machine to make an image of (busybox-static)")
 	}
 	root := t.TempDir()
 	makeDir := func(dir string) {

@@ -6,11 +6,11 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +20,8 @@ import (
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/client"
 	"github.com/docker/docker/pkg/stdcopy"
+
+	"sandkeeper/test/need"
 )
 
 // testImage is made of a static busybox, so that no registry is needed.
@@ -53,15 +55,21 @@ func needLab(t testing.TB) *lab {
 	if err == nil {
 		return l
 	}
-	if slices.Contains(strings.Split(os.Getenv("SANDKEEPER_TEST_REQUIRE"), ","), "docker") {
-		t.Fatalf("docker is required: %v", err)
+	if errors.Is(err, errMissing) {
+		need.Missing(t, "docker", err)
 	}
-	t.Skipf("not run, docker is missing: %v", err)
+	t.Fatal(err)
 	return nil
 }
 
+// errMissing is newLab's where this machine has no engine, or nothing to make an image of.
+var errMissing = errors.New("not on this machine")
+
 func newLab() (*lab, error) {
 	host, err := Discover(System())
+	if errors.Is(err, ErrNotConfigured) {
+		return nil, fmt.Errorf("%w: %w", errMissing, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +81,7 @@ func newLab() (*lab, error) {
 	defer cancel()
 	info, err := cli.Info(ctx)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errMissing, err)
 	}
 	l := &lab{host: host, cli: cli, arch: goarch(info.Architecture)}
 	if err := l.importImage(ctx, testImage); err != nil {
@@ -104,7 +112,7 @@ func (l *lab) build(pkg string) ([]byte, error) {
 func (l *lab) importImage(ctx context.Context, ref string, changes ...string) error {
 	path, err := exec.LookPath("busybox")
 	if err != nil {
-		return fmt.Errorf("busybox-static is missing: %w", err)
+		return fmt.Errorf("%w: busybox-static: %w", errMissing, err)
 	}
 	busybox, err := os.ReadFile(path)
 	if err != nil {

@@ -129,6 +129,9 @@ func (e *Engine) path(names ...string) string {
 	return filepath.Join(append([]string{e.dir}, names...)...)
 }
 
+// ErrNoIsolation is New's where this machine has no namespaces for sandboxes to be in.
+var ErrNoIsolation = errors.New("the engine \"local\" cannot isolate sandboxes on this machine, and runs none without")
+
 // try finds what this machine can do, the strongest first.
 func (e *Engine) try(ctx context.Context) error {
 	if err := e.bin.install(e.opts.Binary); err != nil {
@@ -160,7 +163,7 @@ func (e *Engine) try(ctx context.Context) error {
 			}
 		}
 	}
-	return fmt.Errorf("the engine \"local\" cannot isolate sandboxes on this machine, and runs none without: %w; %s", first, e.remedy())
+	return fmt.Errorf("%w: %w; %s", ErrNoIsolation, first, e.remedy())
 }
 
 // remedy says what to do where namespaces cannot be had.

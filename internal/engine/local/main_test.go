@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +18,7 @@ import (
 
 	"sandkeeper/internal/control"
 	"sandkeeper/internal/engine/local/launch"
+	"sandkeeper/test/need"
 )
 
 func TestMain(m *testing.M) {
@@ -73,20 +73,15 @@ func newLab(t testing.TB, change ...func(*Options)) *lab {
 		c(&l.opts)
 	}
 	e, err := New(t.Context(), l.opts)
+	if errors.Is(err, ErrNoIsolation) {
+		need.Missing(t, "local", err)
+	}
 	if err != nil {
-		missing(t, err)
+		t.Fatal(err)
 	}
 	l.e = e
 	t.Cleanup(func() { l.cleanUp(t) })
 	return l
-}
-
-func missing(t testing.TB, err error) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("SANDKEEPER_TEST_REQUIRE"), ","), "local") {
-		t.Fatalf("local is required: %v", err)
-	}
-	t.Skipf("not run, namespaces are missing: %v", err)
 }
 
 // cleanUp removes the instance, and fails the test where something is left.
