@@ -290,6 +290,8 @@ func (a *API) greeting(s Session, resumed bool) helloResult {
 			MaxExecsPerEnv:  a.maxExecs,
 			StreamKeptBytes: 1 << 20,
 			MaxCalls:        mostSlow,
+			MaxChannels:     mostChannels,
+			StdinWaiting:    mostStdin,
 			FileReadBytes:   512 << 10,
 			OutputBytes:     400_000,
 		},

@@ -112,7 +112,16 @@ func TestFeaturesAreWhatIsServed(t *testing.T) {
 	if !slices.IsSorted(f) || !slices.Contains(f, "hello") || slices.Contains(f, "exec.start") {
 		t.Errorf("features %q", f)
 	}
-	if len(f) != len(methods)+1 {
-		t.Errorf("%d features for %d methods", len(f), len(methods))
+	listed := 1 // hello
+	for name, m := range methods {
+		if slices.Contains(f, name) == m.unlisted {
+			t.Errorf("%s is unlisted: %v", name, m.unlisted)
+		}
+		if !m.unlisted {
+			listed++
+		}
+	}
+	if len(f) != listed {
+		t.Errorf("%d features for %d methods", len(f), listed)
 	}
 }

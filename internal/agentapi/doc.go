@@ -14,6 +14,13 @@
 // that does not read cannot make the server's memory grow. Notifications of one
 // environment's state merge once more than a few wait.
 //
+// A channel carries the streams of one exec. Its pump reads ahead one buffer,
+// waits for its credit and for room among what waits to be written, and so slows
+// its own command down, as behind any full pipe. What a client sends to a
+// command waits in a bounded buffer of the channel; past that the socket is not
+// read, and no heartbeat counts as missed. Channels and subscriptions end with
+// the socket; commands do not.
+//
 // A peer that for two heartbeats neither sends a byte nor takes one is dead; its
 // socket is closed without ceremony, its session and its commands go on. Calls
 // under way when a socket goes have a moment to reach the disk before the

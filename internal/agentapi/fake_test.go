@@ -28,6 +28,10 @@ type fakePlane struct {
 	turnEnd  func(r control.TurnEndRequest) (control.TurnEnd, error)
 	readFile func(path string, offset int64, length *int64) (control.FileChunk, error)
 	write    func(w control.FileWrite) (int64, error)
+	start    func(r control.StartRequest) (control.Started, error)
+	attach   func(r control.AttachRequest) (control.Attached, error)
+	wait     func(ctx context.Context, timeout time.Duration) (control.ExecState, error)
+	events   func(after *uint64) (control.Subscription, uint64, error)
 	err      error // of every call on an environment
 
 	mu    sync.Mutex
@@ -152,6 +156,75 @@ func (f fakeSession) Run(ctx context.Context, r control.RunRequest) (control.Ran
 func (f fakeSession) Execs(_ context.Context, r control.Ref) ([]control.ExecView, error) {
 	_, err := f.view(r)
 	return nil, err
+}
+
+// exec fails for any but "x1".
+func (f fakeSession) exec(exec string) error {
+	if exec != "x1" {
+		return control.Errorf(control.KindNotFound, "no such exec")
+	}
+	return f.err
+}
+
+func (f fakeSession) Start(_ context.Context, r control.StartRequest) (control.Started, error) {
+	f.saw(r)
+	if _, err := f.view(r.Ref); err != nil {
+		return control.Started{}, err
+	}
+	if f.start != nil {
+		return f.start(r)
+	}
+	return control.Started{Exec: "x1", PID: 7, Stream: newFakeStream()}, nil
+}
+
+func (f fakeSession) Attach(_ context.Context, r control.AttachRequest) (control.Attached, error) {
+	if err := f.exec(r.Exec); err != nil {
+		return control.Attached{}, err
+	}
+	f.saw(r)
+	if f.attach != nil {
+		return f.attach(r)
+	}
+	return control.Attached{Exec: "x1", State: "running", Stream: newFakeStream()}, nil
+}
+
+func (f fakeSession) WaitExec(ctx context.Context, exec string, timeout time.Duration) (control.ExecState, error) {
+	if err := f.exec(exec); err != nil {
+		return control.ExecState{}, err
+	}
+	f.saw(timeout)
+	if f.wait != nil {
+		return f.wait(ctx, timeout)
+	}
+	return control.ExecState{Exec: exec}, nil
+}
+
+// signalled is what SignalExec was asked.
+type signalled struct {
+	signal string
+	tree   bool
+}
+
+func (f fakeSession) SignalExec(_ context.Context, exec, signal string, tree bool) (int, error) {
+	f.saw(signalled{signal, tree})
+	return 2, f.exec(exec)
+}
+
+func (f fakeSession) ResizeExec(_ context.Context, exec string, t control.TTY) error {
+	f.saw(t)
+	return f.exec(exec)
+}
+
+func (f fakeSession) CloseStdin(_ context.Context, exec string) error {
+	f.saw("close " + exec)
+	return f.exec(exec)
+}
+
+func (f fakeSession) Subscribe(after *uint64) (control.Subscription, uint64, error) {
+	if f.events == nil {
+		return nil, 0, control.Errorf(control.KindInternal, "no log")
+	}
+	return f.events(after)
 }
 
 func (f fakeSession) ReadFile(_ context.Context, r control.Ref, path string, offset int64, length *int64) (control.FileChunk, error) {

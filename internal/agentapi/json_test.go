@@ -1,9 +1,12 @@
 package agentapi
 
 import (
+	"log/slog"
+
 	"bytes"
 	"encoding/json"
 	"reflect"
+	"sandkeeper/internal/control"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -157,8 +160,14 @@ func FuzzRequest(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
-	session := fakeSession{newFake(), "o"}
+	fake := newFake()
+	fake.events = func(*uint64) (control.Subscription, uint64, error) { return newFakeFeed(), 0, nil }
+	session := fakeSession{fake, "o"}
 	f.Fuzz(func(t *testing.T, frame []byte) {
+		on := newSocket(New(Options{}), "o", nil, nil, slog.New(slog.DiscardHandler))
+		on.ctx = t.Context()
+		defer on.events.end()
+		defer on.channels.end()
 		req, bad := parseRequest(frame)
 		if bad != nil {
 			if bad.Code != codeParse && bad.Code != codeInvalidRequest || req.id == nil {
@@ -167,7 +176,17 @@ func FuzzRequest(f *testing.F) {
 			return
 		}
 		for name, m := range methods {
-			result, err := m.run(t.Context(), session, readParams(req.params, m.fields))
+			var result any
+			var err error
+			if p := readParams(req.params, m.fields); m.open != nil {
+				result, err = m.open(t.Context(), on, session, p)
+				if o, ok := result.(opened); ok {
+					o.end()
+					result = o.result
+				}
+			} else {
+				result, err = m.run(t.Context(), session, p)
+			}
 			if err != nil {
 				if e := wireErrorOf(err); e.Code == codeInternal {
 					t.Fatalf("%s: %v", name, err)

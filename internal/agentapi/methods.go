@@ -16,6 +16,10 @@ type method struct {
 	// large answers take several places of the quick calls; 0 is one.
 	places int64
 	run    func(ctx context.Context, s Session, p *params) (any, error)
+	// open is run of a method that opens something on the socket: its result is an opened.
+	open func(ctx context.Context, on *socket, s Session, p *params) (any, error)
+	// unlisted methods are no feature yet.
+	unlisted bool
 }
 
 var helloFields = []string{"agent", "version", "session", "disconnect_grace_seconds"}
@@ -41,20 +45,32 @@ var methods = map[string]method{
 		fields: refAnd("command", "argv", "cwd", "variables", "stdin", "timeout_seconds", "output_limit", "id", "generation"),
 		slow:   true, run: execRun,
 	},
-	"exec.list":   {fields: ref, slow: true, run: execList},
-	"file.read":   {fields: refAnd("path", "offset", "length"), slow: true, run: fileRead},
-	"file.write":  {fields: refAnd("path", "data", "mode", "append", "mkdirs"), slow: true, run: fileWrite},
-	"file.list":   {fields: refAnd("path"), slow: true, run: fileList},
-	"file.stat":   {fields: refAnd("path"), slow: true, run: fileStat},
-	"file.remove": {fields: refAnd("path", "recursive"), slow: true, run: fileRemove},
-	"file.mkdir":  {fields: refAnd("path", "recursive"), slow: true, run: fileMkdir},
+	"exec.list": {fields: ref, slow: true, run: execList},
+	"exec.start": {
+		fields: refAnd("command", "argv", "cwd", "variables", "id", "generation", "timeout_seconds", "tty", "background", "stdin", "window"),
+		slow:   true, open: execStart, unlisted: true,
+	},
+	"exec.attach":      {fields: []string{"exec", "from", "stdin", "window"}, slow: true, open: execAttach, unlisted: true},
+	"exec.wait":        {fields: []string{"exec", "timeout_seconds"}, slow: true, run: execWait, unlisted: true},
+	"exec.signal":      {fields: []string{"exec", "signal", "tree"}, slow: true, run: execSignal, unlisted: true},
+	"exec.resize":      {fields: []string{"exec", "cols", "rows"}, slow: true, run: execResize, unlisted: true},
+	"exec.close_stdin": {fields: []string{"exec"}, slow: true, open: execCloseStdin, unlisted: true},
+	"events.subscribe": {fields: []string{"after"}, open: eventsSubscribe},
+	"file.read":        {fields: refAnd("path", "offset", "length"), slow: true, run: fileRead},
+	"file.write":       {fields: refAnd("path", "data", "mode", "append", "mkdirs"), slow: true, run: fileWrite},
+	"file.list":        {fields: refAnd("path"), slow: true, run: fileList},
+	"file.stat":        {fields: refAnd("path"), slow: true, run: fileStat},
+	"file.remove":      {fields: refAnd("path", "recursive"), slow: true, run: fileRemove},
+	"file.mkdir":       {fields: refAnd("path", "recursive"), slow: true, run: fileMkdir},
 }
 
 // features names what a client may send.
 func features() []string {
 	names := []string{"hello"}
-	for name := range methods {
-		names = append(names, name)
+	for name, m := range methods {
+		if !m.unlisted {
+			names = append(names, name)
+		}
 	}
 	slices.Sort(names)
 	return names
@@ -170,18 +186,7 @@ func execRun(ctx context.Context, s Session, p *params) (any, error) {
 		ID:          p.textOrNone("id"),
 		Generation:  p.whole("generation"),
 	}
-	switch {
-	case p.has("command") && p.has("argv"):
-		p.reject("argv", "give either command or argv, not both")
-	case !p.has("command") && !p.has("argv"):
-		p.reject("command", "required, or argv")
-	case p.has("argv") && len(r.Argv) == 0:
-		p.reject("argv", "must name a program")
-	case p.has("command") && r.Command == "":
-		p.reject("command", "must not be empty")
-	case p.has("id") && r.ID == "":
-		p.reject("id", "must not be empty")
-	}
+	p.rejectCommand(r.Command, r.Argv)
 	if err := p.errFor(ctx, s, r.Ref); err != nil {
 		return nil, err
 	}

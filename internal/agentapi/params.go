@@ -114,6 +114,16 @@ func (p *params) errFor(ctx context.Context, s Session, r control.Ref) error {
 	return p.err()
 }
 
+// errForExec is err for a call on an exec, likewise.
+func (p *params) errForExec(ctx context.Context, s Session, exec string) error {
+	if *p.shape == nil && *p.value != nil {
+		if _, err := s.WaitExec(ctx, exec, atOnce); err != nil {
+			return err
+		}
+	}
+	return p.err()
+}
+
 // get returns a field, or nil where it is absent or null.
 func (p *params) get(name string) json.RawMessage {
 	v := p.fields[name]
@@ -218,6 +228,14 @@ func (p *params) boolean(name string) *bool {
 func (p *params) flag(name string) bool {
 	v := p.boolean(name)
 	return v != nil && *v
+}
+
+// flagOr is flag with another default.
+func (p *params) flagOr(name string, def bool) bool {
+	if v := p.boolean(name); v != nil {
+		return *v
+	}
+	return def
 }
 
 // whole reads an optional whole number. One beyond int64 becomes the nearest
@@ -372,13 +390,99 @@ func (p *params) limits(name string) *control.LimitsView {
 	if raw == nil {
 		return nil
 	}
-	in := &params{path: p.at(name), shape: p.shape, value: p.value}
-	in.open(raw, []string{"cpus", "memory_mb", "pids", "disk_mb"})
+	in := p.within(name, raw, "cpus", "memory_mb", "pids", "disk_mb")
 	return &control.LimitsView{
 		CPUs:     in.real("cpus"),
 		MemoryMB: in.whole("memory_mb"),
 		Pids:     in.whole("pids"),
 		DiskMB:   in.whole("disk_mb"),
+	}
+}
+
+// within takes apart an object that is the value of a field.
+func (p *params) within(name string, raw json.RawMessage, known ...string) *params {
+	in := &params{path: p.at(name), shape: p.shape, value: p.value}
+	in.open(raw, known)
+	return in
+}
+
+// offsets reads an optional object of bytes of each stream that were had already.
+func (p *params) offsets(name string) (o control.Offsets) {
+	raw := p.get(name)
+	if raw == nil {
+		return o
+	}
+	in := p.within(name, raw, "stdout", "stderr")
+	for field, to := range map[string]*int64{"stdout": &o.Stdout, "stderr": &o.Stderr} {
+		if n := in.whole(field); n != nil {
+			if *to = *n; *n < 0 {
+				in.reject(field, "must not be negative")
+			}
+		}
+	}
+	return o
+}
+
+// tty reads an optional size of a terminal.
+func (p *params) tty(name string) *control.TTY {
+	raw := p.get(name)
+	if raw == nil {
+		return nil
+	}
+	t := p.within(name, raw, "cols", "rows").size()
+	return &t
+}
+
+// size reads the size of a terminal, which is required.
+func (p *params) size() control.TTY {
+	side := func(name string) int {
+		p.need(name)
+		n := p.whole(name)
+		if n == nil {
+			return 0
+		}
+		if *n < 1 || *n > math.MaxUint16 {
+			p.reject(name, "must be 1 to 65535")
+			return 0
+		}
+		return int(*n)
+	}
+	return control.TTY{Cols: side("cols"), Rows: side("rows")}
+}
+
+// window reads an optional window: how many bytes may be on their way in each
+// direction of a channel.
+func (p *params) window(name string) *int64 {
+	n := p.whole(name)
+	if n != nil && (*n < 1 || *n > math.MaxUint32) {
+		p.reject(name, "must be 1 to 4294967295")
+	}
+	return n
+}
+
+// exec reads which exec a call is for.
+func (p *params) exec() string {
+	p.need("exec")
+	x := p.textOrNone("exec")
+	if p.has("exec") && x == "" {
+		p.fail("exec", "must not be empty")
+	}
+	return x
+}
+
+// rejectCommand notes what is wrong with the fields that say what to run.
+func (p *params) rejectCommand(command string, argv []string) {
+	switch {
+	case p.has("command") && p.has("argv"):
+		p.reject("argv", "give either command or argv, not both")
+	case !p.has("command") && !p.has("argv"):
+		p.reject("command", "required, or argv")
+	case p.has("argv") && len(argv) == 0:
+		p.reject("argv", "must name a program")
+	case p.has("command") && command == "":
+		p.reject("command", "must not be empty")
+	case p.has("id") && p.textOrNone("id") == "":
+		p.reject("id", "must not be empty")
 	}
 }
 

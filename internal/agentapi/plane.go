@@ -30,6 +30,13 @@ type Session interface {
 
 	Run(ctx context.Context, r control.RunRequest) (control.Ran, error)
 	Execs(ctx context.Context, r control.Ref) ([]control.ExecView, error)
+	Start(ctx context.Context, r control.StartRequest) (control.Started, error)
+	Attach(ctx context.Context, r control.AttachRequest) (control.Attached, error)
+	WaitExec(ctx context.Context, exec string, timeout time.Duration) (control.ExecState, error)
+	SignalExec(ctx context.Context, exec, signal string, tree bool) (survivors int, err error)
+	ResizeExec(ctx context.Context, exec string, t control.TTY) error
+	CloseStdin(ctx context.Context, exec string) error
+	Subscribe(after *uint64) (b control.Subscription, last uint64, err error)
 
 	ReadFile(ctx context.Context, r control.Ref, path string, offset int64, length *int64) (control.FileChunk, error)
 	WriteFile(ctx context.Context, r control.Ref, w control.FileWrite) (size int64, err error)

@@ -50,8 +50,13 @@ type socket struct {
 
 	slow, quick, bytes *semaphore.Weighted // places for what is under way
 
+	channels channels
+	events   feed
+
 	session Session       // nil before hello; the reader's alone
+	input   bytes.Buffer  // of binary frames; the reader's alone
 	stalled atomic.Bool   // the reader waits for a place
+	holding atomic.Bool   // the reader waits for a command to take its stdin
 	writing atomic.Bool   // the writer has a message in hand
 	dropped atomic.Uint64 // binary frames for no open channel
 
@@ -90,6 +95,8 @@ func (s *socket) serve() {
 		s.link.Close()
 		s.out.drop()
 	}
+	s.channels.end()
+	s.events.end()
 	if s.session != nil {
 		s.session.Disconnect(s)
 	}
@@ -135,8 +142,9 @@ func (s *socket) read() error {
 			return err
 		case s.closing.Load():
 		case typ == websocket.MessageBinary:
-			s.dropped.Add(1)
-			s.api.dropped.Add(1)
+			if err := s.binary(frame); err != nil {
+				return err
+			}
 		default:
 			if err := s.reserve(1); err != nil {
 				return err
@@ -150,18 +158,23 @@ func (s *socket) read() error {
 
 var errTooBig = errors.New("frame too big")
 
-// frame reads one message, at most one byte beyond the limit of it. The bytes
-// of one that is not kept are only counted.
-func (s *socket) frame(r io.Reader, discard bool) ([]byte, error) {
+// frame reads one message, at most one byte beyond the limit of it. A binary
+// one is in memory that the next takes.
+func (s *socket) frame(r io.Reader, binary bool) ([]byte, error) {
 	r = io.LimitReader(patient{s, r}, s.api.maxFrame+1)
-	if discard {
-		n, err := io.Copy(io.Discard, r)
-		if n > s.api.maxFrame {
+	if !binary {
+		b, err := io.ReadAll(r)
+		if int64(len(b)) > s.api.maxFrame {
 			return nil, errTooBig
 		}
-		return nil, err
+		return b, err
 	}
-	b, err := io.ReadAll(r)
+	if s.input.Cap() > mostBuffered {
+		s.input = bytes.Buffer{}
+	}
+	s.input.Reset()
+	_, err := s.input.ReadFrom(r)
+	b := s.input.Bytes()
 	if int64(len(b)) > s.api.maxFrame {
 		return nil, errTooBig
 	}
@@ -187,6 +200,27 @@ func (p patient) Read(b []byte) (int, error) {
 		if n > 0 || !p.s.passing(err) {
 			return n, err
 		}
+	}
+}
+
+// drop counts a binary frame that is for nobody.
+func (s *socket) drop() {
+	s.dropped.Add(1)
+	s.api.dropped.Add(1)
+}
+
+// violated closes the socket of a peer that does not keep to the protocol.
+func (s *socket) violated(format string, args ...any) {
+	s.shut(websocket.StatusPolicyViolation, fmt.Sprintf(format, args...))
+}
+
+// holdReading says that the reader waits for a command to take its stdin; the
+// peer is not to blame for its silence until resume is called.
+func (s *socket) holdReading() (resume func()) {
+	s.holding.Store(true)
+	return func() {
+		s.link.touch()
+		s.holding.Store(false)
 	}
 }
 
@@ -268,13 +302,32 @@ func busy(format string, args ...any) *wireError {
 func (s *socket) call(session Session, m method, req request, leave func()) {
 	result, err := s.run(session, m, req)
 	s.note(req.method, err)
+	opened, _ := result.(opened)
 	switch {
 	case req.id == nil:
 		leave()
+		opened.end()
 	case err != nil:
 		s.out.answer(refusal(req.id, wireErrorOf(err)), leave)
+	case opened.begin != nil:
+		s.out.answer(answer(req.id, opened.result), leave)
+		opened.begin()
 	default:
 		s.out.answer(answer(req.id, result), leave)
+	}
+}
+
+// opened is the result of a method that opens something: what that brings
+// comes behind the answer. Where nobody is answered, it ends.
+type opened struct {
+	result any
+	begin  func()
+	cancel func()
+}
+
+func (o opened) end() {
+	if o.cancel != nil {
+		o.cancel()
 	}
 }
 
@@ -291,7 +344,11 @@ func (s *socket) run(session Session, m method, req request) (result any, err er
 			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
 		}
 	}()
-	return m.run(s.calls, session, readParams(req.params, m.fields))
+	p := readParams(req.params, m.fields)
+	if m.open != nil {
+		return m.open(s.calls, s, session, p)
+	}
+	return m.run(s.calls, session, p)
 }
 
 // hello opens or resumes the session. The reader waits for it, so that what a
@@ -346,7 +403,7 @@ func (s *socket) write() {
 		switch {
 		case it != nil:
 			s.writing.Store(true)
-			err := s.send(it.message)
+			err := s.send(it)
 			s.writing.Store(false)
 			if it.done != nil {
 				it.done()
@@ -371,7 +428,18 @@ var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 // mostBuffered is the largest buffer that is kept for the next message.
 const mostBuffered = 256 << 10
 
-func (s *socket) send(message any) error {
+// send writes one message, or the bytes of a channel.
+func (s *socket) send(it *item) error {
+	if it.buffer != nil {
+		return s.conn.Write(s.ctx, websocket.MessageBinary, it.buffer.b)
+	}
+	if due, ok := it.message.(creditDue); ok {
+		return s.conn.Write(s.ctx, websocket.MessageBinary, due.frame())
+	}
+	return s.sendJSON(it.message)
+}
+
+func (s *socket) sendJSON(message any) error {
 	b := buffers.Get().(*bytes.Buffer)
 	b.Reset()
 	defer func() {
@@ -412,7 +480,7 @@ func (s *socket) watch() {
 			return
 		case <-timer.C:
 		}
-		if s.stalled.Load() && !s.writing.Load() && s.out.waiting() == 0 {
+		if s.holding.Load() || s.stalled.Load() && !s.writing.Load() && s.out.waiting() == 0 {
 			s.link.touch()
 		}
 		silent := s.link.silent()

@@ -51,7 +51,7 @@ func TestHello(t *testing.T) {
 	delete(got, "features")
 	b, _ := json.Marshal(got)
 	want := `{"boot":"b1","disconnect_grace_seconds":60,"heartbeat_seconds":20,"limits":{"file_read_bytes":524288,"max_calls":256,
-		"max_execs_per_env":7,"max_frame_bytes":2048,"output_bytes":400000,"stream_kept_bytes":1048576},"protocol":1,"resumed":true,
+		"max_channels":256,"max_execs_per_env":7,"max_frame_bytes":2048,"output_bytes":400000,"stdin_bytes":1048576,"stream_kept_bytes":1048576},"protocol":1,"resumed":true,
 		"server":{"name":"sandkeeper","version":"1.2.3"},"session":"s-hermes","time":"2026-03-01T12:00:00.123Z"}`
 	if string(b) != normal(t, []byte(want)) {
 		t.Errorf("got %s", b)

@@ -58,6 +58,8 @@ type helloLimits struct {
 	MaxExecsPerEnv  int   `json:"max_execs_per_env"`
 	StreamKeptBytes int64 `json:"stream_kept_bytes"` // of each stream of an exec
 	MaxCalls        int   `json:"max_calls"`         // under way at once on a socket, that wait for a sandbox
+	MaxChannels     int   `json:"max_channels"`      // open at once on a socket
+	StdinWaiting    int64 `json:"stdin_bytes"`       // of a channel, that wait for their command
 	FileReadBytes   int64 `json:"file_read_bytes"`   // of one file.read
 	OutputBytes     int64 `json:"output_bytes"`      // of each stream in the result of exec.run
 }
@@ -133,6 +135,73 @@ type execsResult struct {
 	Execs []control.ExecView `json:"execs"`
 }
 
+type startResult struct {
+	Exec    string          `json:"exec"`
+	Channel uint32          `json:"channel"`
+	PID     int             `json:"pid"`
+	Notice  *control.Notice `json:"notice,omitempty"`
+}
+
+type attachResult struct {
+	Exec       string          `json:"exec"`
+	Channel    uint32          `json:"channel"`
+	State      string          `json:"state"`
+	Skipped    control.Offsets `json:"skipped"`
+	StdinTaken int64           `json:"stdin_taken"` // bytes of stdin that the exec had by then
+}
+
+// exit is the one end of an exec.
+type exit struct {
+	ExitCode   *int             `json:"exit_code"` // null: the environment was lost
+	Signal     string           `json:"signal,omitempty"`
+	OOM        bool             `json:"oom,omitempty"`
+	TimedOut   bool             `json:"timed_out"`
+	EnvLost    *control.LostEnv `json:"env_lost,omitempty"`
+	DurationMS int64            `json:"duration_ms"`
+	Cwd        string           `json:"cwd"`
+	OutputLost bool             `json:"output_lost,omitempty"` // the output is no longer kept
+	Left       int              `json:"left,omitempty"`        // processes that it left running
+}
+
+func exitOf(e control.ExecExit) exit {
+	return exit{
+		ExitCode: e.ExitCode, Signal: e.Signal, OOM: e.OOM, TimedOut: e.TimedOut, EnvLost: e.EnvLost,
+		DurationMS: e.Duration.Milliseconds(), Cwd: e.Cwd, OutputLost: e.OutputLost, Left: e.Left,
+	}
+}
+
+type waitResult struct {
+	Exec  string `json:"exec"`
+	State string `json:"state"` // "running", "exited"
+	*exit
+}
+
+type signalResult struct {
+	Survivors int `json:"survivors"`
+}
+
+type exitParams struct {
+	Exec    string `json:"exec"`
+	Channel uint32 `json:"channel"`
+	exit
+}
+
+type gapParams struct {
+	Exec    string          `json:"exec"`
+	Channel uint32          `json:"channel"`
+	Skipped control.Offsets `json:"skipped"`
+}
+
+type detachedParams struct {
+	Exec    string     `json:"exec"`
+	Channel uint32     `json:"channel"`
+	Error   *wireError `json:"error"`
+}
+
+type subscribeResult struct {
+	Last uint64 `json:"last"`
+}
+
 type readResult struct {
 	Data  []byte       `json:"data"`
 	Size  int64        `json:"size"`
@@ -175,3 +244,7 @@ type drainingParams struct {
 
 // seconds rounds up to whole seconds.
 func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
+
+type endedParams struct {
+	Error *wireError `json:"error"`
+}

@@ -34,6 +34,8 @@ type Plane struct {
 	sessions map[string]*Session
 	orphans  map[string]Orphan
 
+	subscribers subscribers
+
 	engine engineStatus
 	dirty  dirtySet
 }

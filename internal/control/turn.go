@@ -55,7 +55,8 @@ func (x *tx) uses(s *Session, e *env) {
 	r.Users = users
 }
 
-// users are the sessions that are told of the environment; the task is locked.
+// users are the sessions that are told of the environment: those that use it, and
+// its owner's subscribers; the task is locked.
 func (e *env) users() []*Session {
 	p := e.t.p
 	p.mu.RLock()
@@ -66,7 +67,7 @@ func (e *env) users() []*Session {
 			all = append(all, s)
 		}
 	}
-	return all
+	return p.subscribers.join(e.t.key.Owner, all)
 }
 
 // TurnBegin opens a turn, or joins the one that is open.
