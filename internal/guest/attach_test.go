@@ -50,11 +50,11 @@ func all(t testing.TB, j control.GuestStream) (out, errOut []byte, end control.E
 	}
 }
 
-// until reads until the output has a text.
+// until reads until the output has a text, and no further.
 func until(t testing.TB, j control.GuestStream, text string) string {
 	t.Helper()
 	var got []byte
-	buf := make([]byte, 4096)
+	buf := make([]byte, 1)
 	for !bytes.Contains(got, []byte(text)) {
 		n, _, err := j.Read(buf)
 		if err != nil {

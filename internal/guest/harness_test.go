@@ -78,6 +78,11 @@ func enter(root string) {
 		check(dir, unix.Mount("", filepath.Join(root, dir), "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	}
 	check("proc", unix.Mount("proc", filepath.Join(root, "proc"), "proc", 0, ""))
+	if pts := filepath.Join(root, "dev/pts"); os.Getenv("TEST_NO_PTS") == "" {
+		if _, err := os.Stat(pts); err == nil {
+			check("devpts", unix.Mount("devpts", pts, "devpts", 0, "newinstance,ptmxmode=0666,mode=0620"))
+		}
+	}
 	for _, dir := range []string{"workspace", "tmp"} {
 		check(dir, unix.Mount("tmpfs", filepath.Join(root, dir), "tmpfs", 0, "mode=0755,size=256m"))
 	}
@@ -104,6 +109,7 @@ type options struct {
 	readonly bool
 	onlySh   string // the one program: a static one on this machine that is all programs
 	hideBash bool
+	noPTS    bool
 }
 
 // sandbox is a running guest.
@@ -180,6 +186,9 @@ func start(t testing.TB, over string, o options) *sandbox {
 	}
 	if o.hideBash {
 		s.cmd.Env = append(s.cmd.Env, "TEST_HIDE_BASH=1")
+	}
+	if o.noPTS {
+		s.cmd.Env = append(s.cmd.Env, "TEST_NO_PTS=1")
 	}
 	s.cmd.Stderr = os.Stderr
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}

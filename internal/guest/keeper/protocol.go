@@ -18,7 +18,8 @@ type Command struct {
 	UID    uint32
 	GID    uint32
 	Groups []uint32
-	Extra  int // the number that the fourth file gets; 0: there is none
+	TTY    bool // its stdin is a terminal, and becomes its controlling one
+	Extra  int  // the number that the fourth file gets; 0: there is none
 }
 
 // MaxCommand is the most bytes of an encoded command. The kernel takes less of
@@ -35,9 +36,12 @@ const commandFixed = 7 * 4
 // append encodes a command, its length ahead.
 func (c *Command) append(b []byte) ([]byte, error) { //nolint:unparam // as its like in the standard library
 	start := len(b)
-	flags := uint32(c.Extra) << 1
+	flags := uint32(c.Extra) << 2
 	if c.Switch {
 		flags |= 1
+	}
+	if c.TTY {
+		flags |= 2
 	}
 	for _, v := range []uint32{
 		0, c.Seq, c.UID, c.GID, flags, uint32(len(c.Groups)), uint32(len(c.Argv)), uint32(len(c.Env)),
@@ -74,7 +78,7 @@ func parseCommand(b []byte) (c Command, err error) {
 	}
 	c.Seq, c.UID, c.GID = word(), word(), word()
 	flags, groups, argv, env := word(), word(), word(), word()
-	c.Switch, c.Extra = flags&1 != 0, int(flags>>1)
+	c.Switch, c.TTY, c.Extra = flags&1 != 0, flags&2 != 0, int(flags>>2)
 	if c.Extra > math.MaxUint8 || uint64(groups)*4 > uint64(len(b)) || uint64(argv)+uint64(env) > uint64(len(b)) {
 		return c, errCommand
 	}

@@ -8,7 +8,7 @@ import (
 func TestCommandsComeBackAsTheyWere(t *testing.T) {
 	for _, c := range []Command{
 		{Seq: 1, Path: "/bin/true", Dir: "/", Argv: []string{"true"}},
-		{Seq: 1 << 31, Path: "/p", Dir: "", Argv: []string{"", "a b", "ü"}, Env: []string{"A=", "B=x\ny"}, Switch: true, UID: 1, GID: 2, Groups: []uint32{3, 4}, Extra: 19},
+		{Seq: 1 << 31, Path: "/p", Dir: "", Argv: []string{"", "a b", "ü"}, Env: []string{"A=", "B=x\ny"}, Switch: true, UID: 1, GID: 2, Groups: []uint32{3, 4}, TTY: true, Extra: 19},
 	} {
 		b, err := c.append(nil)
 		if err != nil {

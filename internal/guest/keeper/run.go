@@ -123,7 +123,7 @@ func readFull(p []byte) error {
 
 func start(c *Command, files []int) (pid int, err error) {
 	const none = ^uintptr(0)
-	attr := &syscall.ProcAttr{Dir: c.Dir, Env: c.Env, Sys: &syscall.SysProcAttr{Setsid: true}}
+	attr := &syscall.ProcAttr{Dir: c.Dir, Env: c.Env, Sys: &syscall.SysProcAttr{Setsid: true, Setctty: c.TTY}}
 	if c.Switch {
 		attr.Sys.Credential = &syscall.Credential{Uid: c.UID, Gid: c.GID, Groups: c.Groups}
 	}

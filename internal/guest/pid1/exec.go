@@ -39,7 +39,6 @@ type execution struct {
 	run    *runner
 	output *output
 	input  *input // nil: all of it was given at the start
-	tty    bool
 	events chan keeper.Reply
 	open   atomic.Int32  // streams that have not ended
 	eof    chan struct{} // closed once none is open

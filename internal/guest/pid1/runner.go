@@ -131,7 +131,11 @@ func (r *runner) launch(e *execution, s *wire.Start, stdin []byte) error {
 		env["PATH"] = defaultPath
 	}
 
-	c := &keeper.Command{Dir: e.dir, Argv: s.Argv}
+	if s.TTY != nil && env["TERM"] == "" {
+		env["TERM"] = terminalType
+	}
+
+	c := &keeper.Command{Dir: e.dir, Argv: s.Argv, TTY: s.TTY != nil}
 	if !r.user.root() {
 		c.Switch, c.UID, c.GID, c.Groups = true, r.user.UID, r.user.GID, r.user.Groups
 	}
@@ -170,14 +174,18 @@ func (r *runner) launch(e *execution, s *wire.Start, stdin []byte) error {
 	for name, v := range env {
 		c.Env = append(c.Env, name+"="+v)
 	}
-	if err := e.spawn(c, stdin, s.StdinOpen); err != nil {
+	spawn := e.spawn
+	if s.TTY != nil {
+		spawn = e.spawnTTY
+	}
+	if err := spawn(c, s, stdin); err != nil {
 		fail(exitNoExec, "sandkeeper: cannot start: "+err.Error())
 	}
 	return nil
 }
 
 func (r *runner) stateFile(s *wire.Start) *os.File {
-	if s.Background {
+	if s.Background || s.TTY != nil {
 		return nil
 	}
 	return newStateFile()
@@ -252,8 +260,8 @@ func (e *execution) drop(status int) {
 	go e.supervise(status)
 }
 
-// spawn hands the command to a keeper. open leaves its stdin open.
-func (e *execution) spawn(c *keeper.Command, stdin []byte, open bool) error {
+// spawn hands the command to a keeper, with pipes.
+func (e *execution) spawn(c *keeper.Command, s *wire.Start, stdin []byte) error {
 	p, err := openPipes()
 	if err != nil {
 		return err
@@ -263,12 +271,7 @@ func (e *execution) spawn(c *keeper.Command, stdin []byte, open bool) error {
 	if e.shell != nil {
 		files = append(files, int(e.shell.file.Fd()))
 	}
-	e.oomBase, _ = e.run.oom.read()
-	// Held until the keeper is known, so that no signal misses it.
-	e.mu.Lock()
-	e.keeper, err = e.run.keepers.start(c, files, func(r keeper.Reply) { e.events <- r })
-	e.mu.Unlock()
-	if err != nil {
+	if err := e.handOver(c, files); err != nil {
 		p.closeOurs()
 		return err
 	}
@@ -276,13 +279,52 @@ func (e *execution) spawn(c *keeper.Command, stdin []byte, open bool) error {
 	e.output.out.fd, e.output.err.fd = p.out[0], p.err[0]
 	go e.drain(os.NewFile(uintptr(p.out[0]), "pipe"), &e.output.out)
 	go e.drain(os.NewFile(uintptr(p.err[0]), "pipe"), &e.output.err)
-	if open {
+	if s.StdinOpen {
 		e.input = newInput(os.NewFile(uintptr(p.in[1]), "stdin"), stdin, false)
 	} else {
 		feed(p.in[1], stdin)
 	}
 	go e.supervise(-1)
 	return nil
+}
+
+// spawnTTY hands the command to a keeper, with a terminal. All that it writes is
+// stdout.
+func (e *execution) spawnTTY(c *keeper.Command, s *wire.Start, stdin []byte) error {
+	t, err := openTerminal(s.TTY, e.run.user)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(t.slave)
+	typed, err := unix.FcntlInt(uintptr(t.master), unix.F_DUPFD_CLOEXEC, 0)
+	if err == nil {
+		if err = e.handOver(c, []int{t.slave, t.slave, t.slave}); err != nil {
+			unix.Close(typed)
+		}
+	}
+	if err != nil {
+		unix.Close(t.master)
+		return err
+	}
+	e.open.Store(1)
+	e.output.out.fd = t.master
+	go e.drain(os.NewFile(uintptr(t.master), "terminal"), &e.output.out)
+	e.input = newInput(os.NewFile(uintptr(typed), "terminal"), stdin, true)
+	if !s.StdinOpen {
+		e.input.finish()
+	}
+	go e.supervise(-1)
+	return nil
+}
+
+// handOver gives the command to a keeper.
+func (e *execution) handOver(c *keeper.Command, files []int) (err error) {
+	e.oomBase, _ = e.run.oom.read()
+	// Held until the keeper is known, so that no signal misses it.
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.keeper, err = e.run.keepers.start(c, files, func(r keeper.Reply) { e.events <- r })
+	return err
 }
 
 // find returns the execution of that name.

@@ -13,7 +13,7 @@ import (
 	"sandkeeper/internal/guest/wire"
 )
 
-var features = []string{"execs", "files", wire.FeatureStreams}
+var features = []string{"execs", "files", wire.FeatureStreams, wire.FeatureTTY}
 
 // Guest is what a control plane calls.
 type Guest struct {
