@@ -218,18 +218,17 @@ func TestStdinThatIsNotTakenIsBounded(t *testing.T) {
 		t.Errorf("%d bytes are held", held)
 	}
 	ch.stdin.mu.Unlock()
-	for taken := 0; taken < len(want); {
-		n := min(100_000, len(want)-taken)
-		select {
-		case f.takes <- n:
-		case <-t.Context().Done():
-			return
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		for {
+			select {
+			case f.takes <- 100_000:
+			case <-stop:
+				return
+			}
 		}
-		taken = len(f.input())
-		if taken == len(want) {
-			break
-		}
-	}
+	}()
 	<-sent
 	eventually(t, "not all came", func() bool { return len(f.input()) == len(want) })
 	if f.input() != want {
