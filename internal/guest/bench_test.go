@@ -2,6 +2,7 @@ package guest_test
 
 import (
 	"fmt"
+	"io"
 	"os/exec"
 	"slices"
 	"testing"
@@ -108,5 +109,50 @@ func BenchmarkIdle(b *testing.B) {
 	b.ReportMetric(float64(residentKB(b, s.cmd.Process.Pid)), "after-KiB")
 	for _, pid := range s.keeperPIDs() {
 		b.ReportMetric(float64(residentKB(b, pid)), "keeper-KiB")
+	}
+}
+
+// BenchmarkAttach carries 256 MiB of text to a reader, and reports what the guest
+// keeps resident meanwhile.
+func BenchmarkAttach(b *testing.B) {
+	const size = 256 << 20
+	for _, over := range overLinks {
+		b.Run(over, func(b *testing.B) {
+			s := start(b, over, options{})
+			b.SetBytes(size)
+			resident := 0
+			buf := make([]byte, 64<<10)
+			for b.Loop() {
+				name := newName()
+				s.begin(b, control.ExecStart{Exec: name, StdinOpen: true, Argv: []string{"sh", "-c", fmt.Sprintf("read x; yes 0123456789012345678901234567890 | head -c %d", size)}})
+				j, err := s.Attach(b.Context(), control.GuestAttach{Exec: name, Input: true})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, err := j.Write([]byte("go\n")); err != nil {
+					b.Fatal(err)
+				}
+				got := 0
+				for at := 1; ; {
+					n, _, err := j.Read(buf)
+					got += n
+					if err == io.EOF {
+						break
+					}
+					if err != nil {
+						b.Fatal(err)
+					}
+					if got > at*size/8 {
+						at++
+						resident = max(resident, residentKB(b, s.cmd.Process.Pid))
+					}
+				}
+				j.Close()
+				if got != size {
+					b.Fatalf("%d bytes of %d", got, size)
+				}
+			}
+			b.ReportMetric(float64(resident), "guest-KiB")
+		})
 	}
 }
