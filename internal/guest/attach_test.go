@@ -162,6 +162,11 @@ func TestStdinThatTheCommandDoesNotReadIsTakenUpByTheNext(t *testing.T) {
 			_, err := first.Write(in)
 			blocked <- err
 		}()
+		for taken := int64(0); taken < 60_000; { // of a pipe's 64 KiB: now it waits
+			look := s.join(t, control.GuestAttach{Exec: "x"})
+			taken = look.StdinTaken()
+			look.Close()
+		}
 		s.cut()
 		<-blocked
 		second := s.join(t, control.GuestAttach{Exec: "x", Input: true})

@@ -40,6 +40,15 @@ func TestATerminalIsOneForItsCommand(t *testing.T) {
 	})
 }
 
+// Not every program takes a controlling terminal by itself, as bash does.
+func TestATerminalIsTheControllingOne(t *testing.T) {
+	s := start(t, "socket", options{})
+	j := s.screen(t, control.ExecStart{Exec: "x", Argv: []string{"dash", "-c", "echo hi > /dev/tty"}})
+	if out, _, end := all(t, j); string(out) != "hi\r\n" || end.ExitCode != 0 {
+		t.Errorf("%q, ended %d", out, end.ExitCode)
+	}
+}
+
 func TestTheEnvironmentsOwnTermStays(t *testing.T) {
 	s := start(t, "socket", options{})
 	j := s.screen(t, control.ExecStart{Exec: "x", Shell: `echo $TERM`, Variables: map[string]string{"TERM": "vt100"}})
