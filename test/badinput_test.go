@@ -172,8 +172,10 @@ func TestBadCallsGetTheErrorThatTheProtocolNames(t *testing.T) {
 		errno  string
 	}{
 		{"no.such", P{}, "unknown_method", "", ""},
-		{"exec.start", run(P{"command": "true"}), "unknown_method", "", ""},
-		{"events.subscribe", P{}, "unknown_method", "", ""},
+		{"exec.start", run(P{"command": "true", "tty": P{"cols": 0, "rows": 1}}), "invalid_params", "tty", ""},
+		{"exec.attach", P{"exec": "xnever"}, "not_found", "", ""},
+		{"exec.wait", P{}, "invalid_params", "exec", ""},
+		{"events.subscribe", P{"after": -1}, "invalid_params", "after", ""},
 		{"", P{}, "unknown_method", "", ""},
 		{strings.Repeat("m", 100_000), P{}, "unknown_method", "", ""},
 

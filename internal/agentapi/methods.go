@@ -18,8 +18,6 @@ type method struct {
 	run    func(ctx context.Context, s Session, p *params) (any, error)
 	// open is run of a method that opens something on the socket: its result is an opened.
 	open func(ctx context.Context, on *socket, s Session, p *params) (any, error)
-	// unlisted methods are no feature yet.
-	unlisted bool
 }
 
 var helloFields = []string{"agent", "version", "session", "disconnect_grace_seconds"}
@@ -48,13 +46,13 @@ var methods = map[string]method{
 	"exec.list": {fields: ref, slow: true, run: execList},
 	"exec.start": {
 		fields: refAnd("command", "argv", "cwd", "variables", "id", "generation", "timeout_seconds", "tty", "background", "stdin", "window"),
-		slow:   true, open: execStart, unlisted: true,
+		slow:   true, open: execStart,
 	},
-	"exec.attach":      {fields: []string{"exec", "from", "stdin", "window"}, slow: true, open: execAttach, unlisted: true},
-	"exec.wait":        {fields: []string{"exec", "timeout_seconds"}, slow: true, run: execWait, unlisted: true},
-	"exec.signal":      {fields: []string{"exec", "signal", "tree"}, slow: true, run: execSignal, unlisted: true},
-	"exec.resize":      {fields: []string{"exec", "cols", "rows"}, slow: true, run: execResize, unlisted: true},
-	"exec.close_stdin": {fields: []string{"exec"}, slow: true, open: execCloseStdin, unlisted: true},
+	"exec.attach":      {fields: []string{"exec", "from", "stdin", "window"}, slow: true, open: execAttach},
+	"exec.wait":        {fields: []string{"exec", "timeout_seconds"}, slow: true, run: execWait},
+	"exec.signal":      {fields: []string{"exec", "signal", "tree"}, slow: true, run: execSignal},
+	"exec.resize":      {fields: []string{"exec", "cols", "rows"}, slow: true, run: execResize},
+	"exec.close_stdin": {fields: []string{"exec"}, slow: true, open: execCloseStdin},
 	"events.subscribe": {fields: []string{"after"}, open: eventsSubscribe},
 	"file.read":        {fields: refAnd("path", "offset", "length"), slow: true, run: fileRead},
 	"file.write":       {fields: refAnd("path", "data", "mode", "append", "mkdirs"), slow: true, run: fileWrite},
@@ -67,10 +65,8 @@ var methods = map[string]method{
 // features names what a client may send.
 func features() []string {
 	names := []string{"hello"}
-	for name, m := range methods {
-		if !m.unlisted {
-			names = append(names, name)
-		}
+	for name := range methods {
+		names = append(names, name)
 	}
 	slices.Sort(names)
 	return names

@@ -79,6 +79,8 @@ var (
 	ErrOtherRun = errors.New("the sandbox was started again")
 	// ErrNoExec: the guest has never heard of that exec.
 	ErrNoExec = errors.New("no such exec")
+	// ErrStreamClosed: the stream was closed, at this end.
+	ErrStreamClosed = errors.New("the stream is closed")
 	// ErrStdinClosed: the exec takes no input, or another one gives it now.
 	ErrStdinClosed = errors.New("stdin is closed")
 )

@@ -52,16 +52,32 @@ type exec struct {
 
 	ctx    context.Context // ends with it: with all that it left, or with its run of the sandbox
 	cancel context.CancelFunc
+	begun  chan struct{} // closed once its command has a pid; or never
 	done   chan struct{} // closed at the end of its command
 	end    ExecEnd
 	lost   *Tombstone
 	err    error
+
+	terminals  int       // streams joined to its terminal
+	joinedAt   time.Time // the first of them
+	lastInput  time.Time
+	inputNoted time.Time // when input was last taken for activity
 }
 
 func (e *env) newExec(name string, now time.Time) *exec {
-	x := &exec{e: e, name: name, startedAt: now, done: make(chan struct{})}
+	x := &exec{e: e, name: name, startedAt: now, begun: make(chan struct{}), done: make(chan struct{})}
 	x.ctx, x.cancel = context.WithCancel(e.t.p.ctx)
+	e.t.p.execs.add(x)
 	return x
+}
+
+// command is what begin starts: a RunRequest, or what a StartRequest has beside.
+type command struct {
+	RunRequest
+	tty        *TTY
+	background bool
+	streamed   bool // by Start: no timeout unless asked
+	stdinOpen  bool
 }
 
 // hold tells whether and until when the exec keeps the countdown from running.
@@ -97,13 +113,18 @@ func (x *exec) hold(now time.Time) (Hold, bool) {
 	return h, true
 }
 
-// digestOf tells one command from another: what runs, where, and with what.
-func digestOf(r *RunRequest) string {
+// digestOf tells one command from another: what runs, where, and with what. Run
+// and Start of the same command are the same.
+func digestOf(r *command) string {
 	vars := r.Variables
 	if len(vars) == 0 {
 		vars = nil // none is none, however it is written
 	}
-	b, _ := json.Marshal([]any{r.Command, r.Argv, r.Cwd, vars, r.Stdin})
+	what := []any{r.Command, r.Argv, r.Cwd, vars, r.Stdin}
+	if r.tty != nil || r.background {
+		what = append(what, r.tty != nil, r.background)
+	}
+	b, _ := json.Marshal(what)
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:16])
 }
@@ -118,24 +139,16 @@ func shown(r *RunRequest) string {
 // Run runs a command to its end. The command goes on when ctx ends; with an id
 // it can be asked for again.
 func (s *Session) Run(ctx context.Context, r RunRequest) (Ran, error) {
+	c := &command{RunRequest: r}
 	e, id, err := s.resolve(r.Ref)
 	if err != nil {
-		if id == "" || r.ID == "" || r.check() != nil {
+		rec, err := s.remembered(id, c, err)
+		if err != nil {
 			return Ran{}, err
 		}
-		// An id is remembered longer than its environment.
-		switch rec, ok, rerr := s.p.o.Store.Exec(id, r.ID); {
-		case rerr != nil || !ok || rec.End == nil && rec.Lost == nil:
-		case rec.Digest != digestOf(&r):
-			return Ran{}, idTaken(r.ID)
-		case rec.Lost != nil:
-			return Ran{}, gone(rec.Lost)
-		case rec.End != nil:
-			return Ran{Exec: rec.Exec, End: clipEnd(*rec.End, r.outputLimit())}, nil
-		}
-		return Ran{}, err
+		return Ran{Exec: rec.Exec, End: clipEnd(*rec.End, r.outputLimit())}, nil
 	}
-	x, known, err := s.begin(ctx, e, &r)
+	x, known, err := s.begin(ctx, e, c)
 	if err != nil {
 		return Ran{}, err
 	}
@@ -158,13 +171,31 @@ func (s *Session) Run(ctx context.Context, r RunRequest) (Ran, error) {
 	return ran, nil
 }
 
+// remembered finds the end of a command by its id where its environment is no
+// more: an id is remembered longer. It fails as err says where there is none.
+func (s *Session) remembered(env string, c *command, err error) (*ExecRecord, error) {
+	if env == "" || c.ID == "" || c.check() != nil {
+		return nil, err
+	}
+	switch rec, ok, rerr := s.p.o.Store.Exec(env, c.ID); {
+	case rerr != nil || !ok || rec.End == nil && rec.Lost == nil:
+		return nil, err
+	case rec.Digest != digestOf(c):
+		return nil, idTaken(c.ID)
+	case rec.Lost != nil:
+		return nil, gone(rec.Lost)
+	default:
+		return &rec, nil
+	}
+}
+
 func idTaken(id string) *Error {
 	return Errorf(KindConflict, "the id %q was used for another command", clip(id, 64))
 }
 
 // begin finds the exec of that id, or starts a new one. The task is locked on
 // entry, and not on return. known is the record of one that has ended.
-func (s *Session) begin(ctx context.Context, e *env, r *RunRequest) (x *exec, known *ExecRecord, err error) {
+func (s *Session) begin(ctx context.Context, e *env, r *command) (x *exec, known *ExecRecord, err error) {
 	t := e.t
 	defer t.mu.Unlock()
 	if err := r.check(); err != nil {
@@ -217,11 +248,15 @@ func (s *Session) begin(ctx context.Context, e *env, r *RunRequest) (x *exec, kn
 		name = "x" + newID()
 	}
 	x = e.newExec(name, s.p.Now())
-	x.id, x.digest, x.command, x.guard = r.ID, digest, shown(r), r.Generation
+	x.id, x.digest, x.command, x.guard = r.ID, digest, shown(&r.RunRequest), r.Generation
 	x.session, x.actor = s.rec.ID, s.actor()
 	x.start = ExecStart{
 		Exec: name, Shell: r.Command, Argv: r.Argv, Cwd: r.Cwd,
 		Variables: r.Variables, Stdin: []byte(r.Stdin), Timeout: r.timeout(),
+		TTY: r.tty, StdinOpen: r.stdinOpen, Background: r.background,
+	}
+	if r.streamed && r.TimeoutS == nil {
+		x.start.Timeout = 0
 	}
 	tx := t.begin()
 	tx.join(s, true)
@@ -233,6 +268,7 @@ func (s *Session) begin(ctx context.Context, e *env, r *RunRequest) (x *exec, kn
 	}
 	if err := tx.finish(ctx); err != nil {
 		e.forget(x)
+		s.p.execs.end(x, tx.now)
 		x.cancel()
 		return nil, nil, err
 	}
@@ -351,6 +387,7 @@ func (p *Plane) startExec(x *exec) error {
 		x.e.t.mu.Lock()
 		x.pid = started.PID
 		x.start.Stdin = nil
+		close(x.begun)
 		x.e.t.mu.Unlock()
 		return nil
 	})
@@ -470,6 +507,7 @@ func (p *Plane) execFailed(x *exec, err error) {
 	x.state = execEnded
 	x.cancel()
 	e.forget(x)
+	p.execs.end(x, tx.now)
 	tx.checkTurn()
 	tx.finish(p.ctx) //nolint:errcheck // what was not written is tried again by the same id; an abandoned turn is looked at again
 	p.hub.changed(e.id)
@@ -526,6 +564,7 @@ func (x *tx) loseExecs(e *env, tomb *Tombstone) func() {
 			ex.state = execEnded
 			ex.cancel()
 			e.forget(ex)
+			e.t.p.execs.end(ex, x.now)
 			if running {
 				ex.lost, ex.endedAt = tomb, x.now
 				close(ex.done)
@@ -537,6 +576,7 @@ func (x *tx) loseExecs(e *env, tomb *Tombstone) func() {
 
 // keepEnded remembers an ended exec for exec.list; its output is not kept here.
 func (e *env) keepEnded(x *exec, now time.Time) {
+	e.t.p.execs.end(x, now)
 	e.ended = append(e.ended, x)
 	e.ended = slices.DeleteFunc(e.ended, func(o *exec) bool { return now.Sub(o.endedAt) > endedKept })
 	if n := len(e.ended) - endedMost; n > 0 {

@@ -38,6 +38,7 @@ type Plane struct {
 
 	engine engineStatus
 	dirty  dirtySet
+	execs  execIndex
 }
 
 func (o *Options) setDefaults() {

@@ -268,6 +268,7 @@ func (e *env) takeUp(list []ExecStatus) {
 		x := e.newExec(s.Exec, s.StartedAt)
 		x.command, x.pid, x.generation, x.state = clip(s.Command, 200), s.PID, generation, execRunning
 		x.start = ExecStart{Exec: s.Exec, Background: s.Background, Timeout: s.Timeout}
+		close(x.begun)
 		if recorded {
 			x.id, x.digest = rec.ID, rec.Digest
 			e.byID[x.id] = x

@@ -157,6 +157,9 @@ func (e *env) holds(rec *Env, turn *TaskRecord, now time.Time) []Hold {
 			if h, ok := x.hold(now); ok {
 				hs = append(hs, h)
 			}
+			if h, ok := x.terminalHold(now); ok {
+				hs = append(hs, h)
+			}
 		}
 	}
 	if rec.Pin != nil {
@@ -194,18 +197,14 @@ func (t *task) presence(turn *TaskRecord, now time.Time) (present bool, until ti
 	return present, earliest(until, lapse)
 }
 
-// lapseAt is when max_turn drops the turn's hold: zero while an exec runs, or
+// lapseAt is when max_turn drops the turn's hold: zero while a foreground exec runs, or
 // it is not known yet whether one does.
 func (t *task) lapseAt(turn *TaskRecord) time.Time {
 	if !turn.Open || turn.Lapsed || t.p.o.MaxTurn <= 0 || t.unknown() {
 		return time.Time{}
 	}
-	for _, e := range t.envs {
-		for _, x := range e.execs {
-			if x.state != execLeft {
-				return time.Time{}
-			}
-		}
+	if t.foreground() {
+		return time.Time{}
 	}
 	return ceilMillis(turn.Active.Add(t.p.o.MaxTurn))
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -79,12 +80,17 @@ func (l *lab) killServer(t *testing.T) {
 	}
 	// As systemd does with KillMode=control-group, which is what a unit has that says nothing.
 	for _, group := range unit {
-		members, err := os.ReadFile(filepath.Join(group, "cgroup.procs"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !slices.Contains(strings.Fields(string(members)), strconv.Itoa(cmd.Process.Pid)) {
-			t.Fatalf("the server is not in its unit's group %s", group)
+		// While others come and go, one list may miss a member.
+		var members []byte
+		for tries := 0; !slices.Contains(strings.Fields(string(members)), strconv.Itoa(cmd.Process.Pid)); tries++ {
+			if tries == 1000 {
+				own, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", cmd.Process.Pid))
+				t.Fatalf("the server is not in its unit's group %s with %q, but in\n%s", group, members, own)
+			}
+			if members, err = os.ReadFile(filepath.Join(group, "cgroup.procs")); err != nil {
+				t.Fatal(err)
+			}
+			runtime.Gosched()
 		}
 		for id := range strings.FieldsSeq(string(members)) {
 			pid, err := strconv.Atoi(id)

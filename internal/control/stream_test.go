@@ -1,0 +1,103 @@
+package control_test
+
+import (
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"sandkeeper/internal/control"
+)
+
+// drain reads a stream to its end.
+func drain(f *fixture, st control.ExecStream) (stdout, stderr string, exit control.ExecExit) {
+	f.Helper()
+	b := make([]byte, 3)
+	for {
+		n, out, err := st.Read(b)
+		if errors.Is(err, io.EOF) {
+			return stdout, stderr, st.Exit()
+		}
+		f.must(err)
+		if out == control.Stderr {
+			stderr += string(b[:n])
+		} else {
+			stdout += string(b[:n])
+		}
+	}
+}
+
+func TestStreamsOfACommand(t *testing.T) {
+	start := func(f *fixture, r control.StartRequest) control.Started {
+		f.Helper()
+		r.Ref = control.Ref{Task: "t"}
+		st, err := f.agent.Start(f.Context(), r)
+		f.must(err)
+		return st
+	}
+	rule(t, "its bytes come, and then its one end", func(f *fixture) {
+		f.acquire("t")
+		f.guests.OnStart(func(string, control.ExecStart) *control.ExecEnd {
+			return &control.ExecEnd{ExitCode: 3, Stdout: []byte("out put"), Stderr: []byte("err")}
+		})
+		out, errs, exit := drain(f, start(f, control.StartRequest{Command: "make"}).Stream)
+		f.equal("what came", []any{out, errs, *exit.ExitCode}, []any{"out put", "err", 3})
+	})
+	rule(t, "Run and Start of the same id are the same command, another is a conflict", func(f *fixture) {
+		f.acquire("t")
+		f.run("t", "make", withID("a"))
+		st := start(f, control.StartRequest{Command: "make", ID: "a"})
+		_, _, exit := drain(f, st.Stream)
+		f.equal("the exit code", *exit.ExitCode, 0)
+		f.equal("the commands that ran", len(f.guests.Starts()), 1)
+		_, err := f.agent.Start(f.Context(), control.StartRequest{Ref: control.Ref{Task: "t"}, Command: "make all", ID: "a"})
+		f.refused(err, control.KindConflict)
+	})
+	rule(t, "another owner's exec does not exist", func(f *fixture) {
+		f.acquire("t")
+		st := start(f, control.StartRequest{Command: "make"})
+		other, _, err := f.plane.Hello(f.Context(), "zeus", control.Hello{Agent: "a"}, &sink{})
+		f.must(err)
+		_, err = other.Attach(f.Context(), control.AttachRequest{Exec: st.Exec})
+		f.refused(err, control.KindNotFound)
+		_, err = other.SignalExec(f.Context(), st.Exec, "KILL", true)
+		f.refused(err, control.KindNotFound)
+		_, err = other.WaitExec(f.Context(), st.Exec, time.Second)
+		f.refused(err, control.KindNotFound)
+	})
+	rule(t, "an environment that goes ends it as lost, also for those who wait", func(f *fixture) {
+		f.acquire("t")
+		f.guests.OnStart(func(string, control.ExecStart) *control.ExecEnd { return nil })
+		st := start(f, control.StartRequest{Command: "make"})
+		f.endTurn("t")
+		_, _, exit := drain(f, st.Stream)
+		if exit.EnvLost == nil || exit.ExitCode != nil || exit.EnvLost.Tombstone == nil {
+			f.Errorf("exit %+v", exit)
+		}
+		state, err := f.agent.WaitExec(f.Context(), st.Exec, 0)
+		f.must(err)
+		if state.Exit == nil || state.Exit.EnvLost == nil {
+			f.Errorf("state %+v", state)
+		}
+	})
+	rule(t, "a terminal holds while somebody is attached, an hour without input", func(f *fixture) {
+		id := f.acquire("t", persistent).Env.ID
+		f.guests.OnStart(func(string, control.ExecStart) *control.ExecEnd { return nil })
+		st := start(f, control.StartRequest{Command: "sh", TTY: &control.TTY{Cols: 80, Rows: 24}, Stdin: true})
+		f.held(id, control.HoldTurn, control.HoldExec, control.HoldTerminal)
+		st.Stream.Close()
+		f.held(id, control.HoldTurn, control.HoldExec)
+	})
+	rule(t, "a background command holds as a process over the end of the turn", func(f *fixture) {
+		id := f.acquire("t", persistent).Env.ID
+		f.guests.OnStart(func(string, control.ExecStart) *control.ExecEnd { return nil })
+		st := start(f, control.StartRequest{Command: "serve", Background: true})
+		f.endTurn("t")
+		f.held(id, control.HoldProcess)
+		survivors, err := f.agent.SignalExec(f.Context(), st.Exec, "TERM", true)
+		f.must(err)
+		f.equal("the survivors", survivors, 0)
+		drain(f, st.Stream)
+		f.held(id)
+	})
+}
