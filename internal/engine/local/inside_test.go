@@ -208,8 +208,11 @@ func inside(t *testing.T) {
 		a := &agent{t, l, a.name, a.g}
 		port := listener.Addr().(*net.TCPAddr).Port
 		bash := fmt.Sprintf("exec 3<>/dev/tcp/127.0.0.1/%d", port)
-		if exec.Command("bash", "-c", bash).Run() != nil {
+		if _, err := exec.LookPath("bash"); err != nil {
 			t.Skip("no bash to try it with")
+		}
+		if out, err := exec.Command("bash", "-c", bash).CombinedOutput(); err != nil {
+			t.Fatalf("from the host: %s, %v", out, err)
 		}
 		a.fails("bash -c '" + bash + "'")
 		if got := a.sh("ls /sys/class/net"); strings.Contains(got, "eth") {
