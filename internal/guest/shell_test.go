@@ -1,6 +1,7 @@
 package guest_test
 
 import (
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -153,6 +154,41 @@ func TestTheLastToEndWins(t *testing.T) {
 	s.end(t, "slow")
 	if end := s.sh(t, `echo "$A ${B-none}"`); string(end.Stdout) != "slow none\n" {
 		t.Errorf("at last %q", end.Stdout)
+	}
+}
+
+// A signal may come at any moment of a shell's work, also between a fork and the wait for it.
+func TestASignalAlwaysReachesAShell(t *testing.T) {
+	shells(t, func(t *testing.T, o options) {
+		s := start(t, "socket", withDash(t, o))
+		for i := range 60 {
+			exec := fmt.Sprint("x", i)
+			s.begin(t, control.ExecStart{Exec: exec, Shell: "echo ran >count; cat count; sleep 1000"})
+			until(t, s.join(t, control.GuestAttach{Exec: exec}), "ran")
+			time.Sleep(time.Duration(i%20) * 100 * time.Microsecond) // the moments around the last fork
+			if _, err := s.Signal(t.Context(), exec, "TERM", true); err != nil {
+				t.Fatal(err)
+			}
+			if end := s.end(t, exec); end.Signal != "TERM" {
+				t.Fatalf("try %d: %+v", i, end)
+			}
+		}
+	})
+}
+
+func TestAnExitTrapOfOnesOwnRunsAsInBash(t *testing.T) {
+	s := start(t, "socket", options{})
+	s.begin(t, control.ExecStart{Exec: "x", Shell: "trap 'echo bye' EXIT; echo ready; sleep 1000"})
+	j := s.join(t, control.GuestAttach{Exec: "x"})
+	until(t, j, "ready\n")
+	if _, err := s.Signal(t.Context(), "x", "TERM", false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Signal(t.Context(), "x", "TERM", true); err != nil { // the first may have come as it forked
+		t.Fatal(err)
+	}
+	if out, _, end := all(t, j); string(out) != "bye\n" || end.Signal != "TERM" {
+		t.Errorf("%q, %+v", out, end)
 	}
 }
 

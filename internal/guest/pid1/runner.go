@@ -158,7 +158,7 @@ func (r *runner) launch(e *execution, s *wire.Start, stdin []byte) error {
 		if file := r.stateFile(s); file != nil {
 			e.shell = &shellRun{from: from, env: env, file: file}
 			c.Extra = sh.fd
-			text = sh.trap + text
+			text = sh.with(text)
 		}
 		e.program = sh.path
 		c.Path, c.Argv = sh.path, []string{filepath.Base(sh.path), "-c", text}

@@ -34,6 +34,24 @@ const (
 	shTrap   = `trap '{ set +x; export PWD; export -p >&8; echo "#end" >&8; } 2>/dev/null' EXIT; `
 )
 
+// A bash with an exit trap catches what would end it, to run the trap first, and
+// then misses a signal that comes between a fork and the wait for it: neither
+// the shell nor what it runs would end. Trapping these signals before the exit
+// trap and letting go after it leaves them as in a bash without one. A text with
+// traps of its own keeps bash's way, since its exit trap may count on it.
+const (
+	bashFatal     = "HUP INT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM XCPU XFSZ VTALRM PROF SYS"
+	bashPlainTrap = "trap : " + bashFatal + "; " + bashTrap + "trap - " + bashFatal + "; "
+)
+
+// with puts the shell's trap before a text.
+func (s shell) with(text string) string {
+	if s.trap == bashTrap && !strings.Contains(text, "trap") {
+		return bashPlainTrap + text
+	}
+	return s.trap + text
+}
+
 // findShell finds bash, or else sh, in the usual places and then in a PATH.
 func findShell(path string) (shell, bool) {
 	for _, s := range []shell{{"bash", 19, bashTrap}, {"sh", 8, shTrap}} {
