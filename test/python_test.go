@@ -5,13 +5,15 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"sandkeeper/test/need"
 )
 
 // The Python client, from a wheel built by its own metadata, against the real server.
 func TestPythonClient(t *testing.T) {
 	const python = "/usr/bin/python3"
 	if err := exec.Command(python, "-c", "import websockets, setuptools, wheel, venv, pip").Run(); err != nil {
-		Missing(t, "python", python+" with websockets, setuptools, wheel, venv and pip: "+err.Error())
+		need.Missing(t, "python", python+" with websockets, setuptools, wheel, venv and pip: "+err.Error())
 	}
 	dir := t.TempDir()
 	run := func(env []string, name string, args ...string) {
