@@ -22,7 +22,7 @@ type Options struct {
 	Lifetime         time.Duration // 5 min
 	Retention        time.Duration // of a dormant one's files; 0 keeps for ever
 	DisconnectGrace  time.Duration // 60 s: the most that a session may ask for
-	RestartGrace     time.Duration // 60 s
+	RestartGrace     time.Duration // after a restart no countdown ends sooner; 0: none
 	MaxTurn          time.Duration // 1 h
 	BackgroundMaxAge time.Duration // 24 h
 	FailedAfter      time.Duration // 10 min: a failed env without files goes

@@ -441,24 +441,25 @@ func (p *Plane) execEnded(x *exec, end ExecEnd) {
 	}
 	tx := e.t.begin()
 	x.endedAt, x.end = tx.now, end
+	kept := x
 	if end.Left > 0 {
 		x.state, x.leftSince = execLeft, tx.now
 	} else {
 		x.state = execEnded
 		x.cancel()
 		delete(e.execs, x.name)
-		e.keepEnded(x, tx.now)
+		kept = e.keepEnded(x, tx.now)
 	}
 	if x.id != "" {
 		rec := x.record()
 		rec.EndedAt = tx.now
-		kept := end
+		short := end
 		if len(end.Stdout) > recordedBytes || len(end.Stderr) > recordedBytes {
-			kept.OmittedOut += int64(len(end.Stdout))
-			kept.OmittedErr += int64(len(end.Stderr))
-			kept.Stdout, kept.Stderr, kept.OutputLost = nil, nil, true
+			short.OmittedOut += int64(len(end.Stdout))
+			short.OmittedErr += int64(len(end.Stderr))
+			short.Stdout, short.Stderr, short.OutputLost = nil, nil, true
 		}
-		rec.End = &kept
+		rec.End = &short
 		tx.must = true
 		tx.batch.Execs = append(tx.batch.Execs, rec)
 		if e.byID[x.id] == x {
@@ -468,7 +469,7 @@ func (p *Plane) execEnded(x *exec, end ExecEnd) {
 	tx.activity(e, "exec", cmp.Or(x.actor, e.rec.Load().LastActivity.Actor))
 	tx.checkTurn()
 	if err := tx.finish(p.ctx); err != nil && x.id != "" {
-		x.err = err // the guest keeps the result: asking again by id finds it
+		x.err, kept.err = err, err // the guest keeps the result: asking again by id finds it
 		e.forget(x)
 	}
 	p.hub.changed(e.id)
@@ -574,14 +575,19 @@ func (x *tx) loseExecs(e *env, tomb *Tombstone) func() {
 	}
 }
 
-// keepEnded remembers an ended exec for exec.list; its output is not kept here.
-func (e *env) keepEnded(x *exec, now time.Time) {
+// keepEnded remembers an ended exec for exec.list and exec.attach, and returns
+// what is remembered of it: all but its output, which goes with those who wait for it.
+func (e *env) keepEnded(x *exec, now time.Time) *exec {
+	kept := *x
+	kept.end.Stdout, kept.end.Stderr = nil, nil
+	x = &kept
 	e.t.p.execs.end(x, now)
 	e.ended = append(e.ended, x)
 	e.ended = slices.DeleteFunc(e.ended, func(o *exec) bool { return now.Sub(o.endedAt) > endedKept })
 	if n := len(e.ended) - endedMost; n > 0 {
 		e.ended = slices.Clone(e.ended[n:])
 	}
+	return x
 }
 
 // recorded answers for an exec that has ended before.

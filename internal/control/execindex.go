@@ -28,10 +28,13 @@ func (i *execIndex) add(x *exec) {
 	i.names[x.name] = x
 }
 
-// end says that x has ended; it is found for endedKept from then on.
+// end says that the exec of x's name has ended; it is found as x for endedKept from then on.
 func (i *execIndex) end(x *exec, now time.Time) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	if i.names[x.name] != nil {
+		i.names[x.name] = x
+	}
 	i.ended = append(i.ended, endedExec{x, now})
 	for len(i.ended) > 0 && (len(i.ended) > indexedEnded || now.Sub(i.ended[0].at) > endedKept) {
 		if old := i.ended[0].x; i.names[old.name] == old {

@@ -109,6 +109,7 @@ type ExecStatus struct {
 	StartedAt  time.Time
 	EndedAt    time.Time // zero while it runs
 	Background bool
+	TTY        bool // it has a terminal
 	Left       bool // its command has ended and processes of it live
 	Running    bool // its command runs
 	ExitCode   int  // once ended

@@ -268,6 +268,9 @@ func (e *env) takeUp(list []ExecStatus) {
 		x := e.newExec(s.Exec, s.StartedAt)
 		x.command, x.pid, x.generation, x.state = clip(s.Command, 200), s.PID, generation, execRunning
 		x.start = ExecStart{Exec: s.Exec, Background: s.Background, Timeout: s.Timeout}
+		if s.TTY {
+			x.start.TTY = &TTY{} // its size is the guest's to know
+		}
 		close(x.begun)
 		if recorded {
 			x.id, x.digest = rec.ID, rec.Digest

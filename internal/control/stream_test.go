@@ -88,6 +88,24 @@ func TestStreamsOfACommand(t *testing.T) {
 		st.Stream.Close()
 		f.held(id, control.HoldTurn, control.HoldExec)
 	})
+	rule(t, "after a restart a terminal is still known as one", func(f *fixture) {
+		id := f.acquire("t", persistent).Env.ID
+		f.guests.OnStart(func(string, control.ExecStart) *control.ExecEnd { return nil })
+		term := start(f, control.StartRequest{Command: "sh", TTY: &control.TTY{Cols: 80, Rows: 24}, Stdin: true})
+		plain := start(f, control.StartRequest{Command: "make"})
+		f.crash(time.Second)
+		f.reconcile()
+		agent, _ := f.connect("hermes")
+		a, err := agent.Attach(f.Context(), control.AttachRequest{Exec: plain.Exec})
+		f.must(err)
+		defer a.Stream.Close()
+		f.held(id, control.HoldTurn, control.HoldExec, control.HoldExec)
+		b, err := agent.Attach(f.Context(), control.AttachRequest{Exec: term.Exec})
+		f.must(err)
+		f.held(id, control.HoldTurn, control.HoldExec, control.HoldExec, control.HoldTerminal)
+		b.Stream.Close()
+		f.held(id, control.HoldTurn, control.HoldExec, control.HoldExec)
+	})
 	rule(t, "a background command holds as a process over the end of the turn", func(f *fixture) {
 		id := f.acquire("t", persistent).Env.ID
 		f.guests.OnStart(func(string, control.ExecStart) *control.ExecEnd { return nil })

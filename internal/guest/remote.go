@@ -215,7 +215,7 @@ func (r remote) Execs(ctx context.Context) ([]control.ExecStatus, error) {
 		all[i] = control.ExecStatus{
 			Exec: text(e.Exec, 256), PID: max(e.PID, 0), Command: text(e.Command, 1024),
 			StartedAt: instant(e.StartedAt), EndedAt: instant(e.EndedAt),
-			Background: e.Background, Left: e.Left, Running: e.Running,
+			Background: e.Background, TTY: e.TTY, Left: e.Left, Running: e.Running,
 			ExitCode: min(max(e.ExitCode, 0), math.MaxUint8), Timeout: time.Duration(max(e.Timeout, 0)),
 		}
 	}

@@ -298,7 +298,7 @@ func (g *guest) Execs(ctx context.Context) (list []control.ExecStatus, err error
 			}
 			running := p.ended.IsZero()
 			list = append(list, control.ExecStatus{
-				Exec: exec, PID: p.pid, Command: command, StartedAt: p.began, EndedAt: p.ended, Background: p.start.Background,
+				Exec: exec, PID: p.pid, Command: command, StartedAt: p.began, EndedAt: p.ended, Background: p.start.Background, TTY: p.start.TTY != nil,
 				Running: running, Left: !running && p.alive(), ExitCode: p.result.ExitCode, Timeout: p.start.Timeout,
 			})
 		}

@@ -30,6 +30,7 @@ type execution struct {
 	command    string // as shown to people
 	program    string
 	background bool
+	tty        bool
 	timeout    time.Duration
 	startedAt  time.Time
 	dir        string // where it runs

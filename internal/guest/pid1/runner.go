@@ -90,7 +90,7 @@ func (r *runner) claim(s *wire.Start) (e *execution, existed bool, err error) {
 		program = s.Argv[0]
 	}
 	e = &execution{
-		name: s.Exec, command: displayed(s), program: program, background: s.Background,
+		name: s.Exec, command: displayed(s), program: program, background: s.Background, tty: s.TTY != nil,
 		timeout: time.Duration(max(s.Timeout, 0)), startedAt: r.now(),
 		run: r, output: newOutput(r.budget),
 		events: make(chan keeper.Reply, 4), eof: make(chan struct{}),
@@ -432,7 +432,7 @@ func (r *runner) list() []wire.Exec {
 func (e *execution) describe() wire.Exec {
 	w := wire.Exec{
 		Exec: e.name, Command: e.command, StartedAt: e.startedAt.UnixNano(),
-		Background: e.background, Timeout: int64(e.timeout),
+		Background: e.background, TTY: e.tty, Timeout: int64(e.timeout),
 	}
 	if done(e.started) {
 		w.PID = e.pid

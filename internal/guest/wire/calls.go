@@ -164,6 +164,7 @@ type Exec struct {
 	StartedAt  int64  `json:"start"`
 	EndedAt    int64  `json:"end,omitempty"`
 	Background bool   `json:"bg,omitempty"`
+	TTY        bool   `json:"tty,omitempty"`
 	Left       bool   `json:"left,omitempty"`
 	Running    bool   `json:"run,omitempty"`
 	ExitCode   int    `json:"code,omitempty"`
