@@ -13,6 +13,7 @@ SHELL := bash
 .DEFAULT_GOAL := build
 
 GO ?= go
+BUILDFLAGS ?= -trimpath
 FUZZTIME ?= 30s
 TESTFLAGS ?= -race -count 1 -timeout 40m
 BENCHFLAGS ?= -benchtime 40x
@@ -21,7 +22,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 .PHONY: build run test bench fuzz lint screenshot guest templates clean
 
 build: guest assets templates
-	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/sandkeeper ./cmd/server
+	$(GO) build $(BUILDFLAGS) -ldflags "-X main.version=$(VERSION)" -o bin/sandkeeper ./cmd/server
 
 run: build
 	bin/sandkeeper serve
@@ -40,14 +41,14 @@ $(GUEST)/guest-linux-%: $(GUEST_SOURCES)
 
 include web/assets.mk
 
-TEMPLATES := $(shell find web -name '*.templ' 2>/dev/null)
-GENERATED := $(TEMPLATES:.templ=_templ.go)
+# What is generated is committed: each file of its own template alone, so that a fresh
+# clone, whose files come in order of their names, need not build the generator.
 
-templates: $(GENERATED)
+templates: $(patsubst %.templ,%_templ.go,$(shell find web -name '*.templ' 2>/dev/null))
 
-$(GENERATED) &: $(TEMPLATES)
-	cd web && $(GO) tool templ generate
-	@touch $(GENERATED)
+web/%_templ.go: web/%.templ
+	cd web && $(GO) tool templ generate -f $*.templ
+	@touch $@
 
 # The checks come first: they are quick. Results are never cached (-count 1): what the
 # end-to-end tests run is built and found by other processes, which the cache does not see.

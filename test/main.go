@@ -29,6 +29,14 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
+// BuildFlags are those that the server is built with: what the tests were built with, too.
+func BuildFlags() []string {
+	if raceDetector {
+		return []string{"-race"}
+	}
+	return nil
+}
+
 // binary builds the server, once for each test process.
 var binary = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "sandkeeper-test-*")
@@ -37,10 +45,7 @@ var binary = sync.OnceValues(func() (string, error) {
 	}
 	built.dir = dir
 	path := filepath.Join(dir, "sandkeeper")
-	args := []string{"build", "-o", path}
-	if raceDetector {
-		args = append(args, "-race")
-	}
+	args := append([]string{"build", "-o", path}, BuildFlags()...)
 	out, err := exec.Command("go", append(args, "sandkeeper/cmd/server")...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("build the server: %w\n%s", err, out)
