@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"nhooyr.io/websocket"
+
+	"sandkeeper/internal/contracttest"
 )
 
 // script is a server that is played by the test: each connection that has said
@@ -118,6 +120,9 @@ func (p *played) next() asked {
 	if err != nil {
 		p.t.Errorf("read: %v", err)
 		return asked{}
+	}
+	if err := contracttest.Request(b); err != nil {
+		p.t.Errorf("%s: %v", b, err)
 	}
 	var q asked
 	if err := json.Unmarshal(b, &q); err != nil {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sandkeeper/internal/contracttest"
 	"sandkeeper/internal/control"
 )
 
@@ -83,6 +84,9 @@ func (e *Events) read(ctx context.Context, url, token string) error {
 		}
 		var ev control.Event
 		if err := json.Unmarshal([]byte(data.String()), &ev); err != nil {
+			return fmt.Errorf("%w: %s", err, &data)
+		}
+		if err := contracttest.Event([]byte(data.String())); err != nil {
 			return fmt.Errorf("%w: %s", err, &data)
 		}
 		data.Reset()

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"sandkeeper/internal/contracttest"
 	"sandkeeper/internal/control"
 	"sandkeeper/test/need"
 )
@@ -274,13 +275,16 @@ func (s *Server) Log(t testing.TB) string {
 // Do calls the operator API and returns the answer's status and body. in is sent as JSON unless nil.
 func (s *Server) Do(t testing.TB, method, path string, in any) (status int, body []byte) {
 	t.Helper()
-	var r io.Reader
+	var (
+		r    io.Reader
+		sent []byte
+	)
 	if in != nil {
-		b, err := json.Marshal(in)
-		if err != nil {
+		var err error
+		if sent, err = json.Marshal(in); err != nil {
 			t.Fatal(err)
 		}
-		r = bytes.NewReader(b)
+		r = bytes.NewReader(sent)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -299,6 +303,9 @@ func (s *Server) Do(t testing.TB, method, path string, in any) (status int, body
 	defer res.Body.Close()
 	if body, err = io.ReadAll(res.Body); err != nil {
 		t.Fatal(err)
+	}
+	if err := contracttest.Exchange(method, path, sent, res.StatusCode, body); err != nil {
+		t.Errorf("%s %s: %d %s: %v", method, path, res.StatusCode, body, err)
 	}
 	return res.StatusCode, body
 }

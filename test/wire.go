@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sandkeeper/internal/contracttest"
 	"sandkeeper/internal/control"
 	"sandkeeper/test/rfc6455"
 )
@@ -27,7 +28,8 @@ type Wire struct {
 	Boot    string
 
 	ws   *rfc6455.Conn
-	done chan struct{} // closed once nothing more is read
+	said contracttest.Conversation // what goes over it is held against the contract
+	done chan struct{}             // closed once nothing more is read
 
 	mu      sync.Mutex // guards the fields below
 	last    int
@@ -98,7 +100,12 @@ func (s *Server) Upgrade(t testing.TB, who Identity) *Wire {
 	if err != nil {
 		t.Fatalf("upgrade: %v", err)
 	}
-	t.Cleanup(w.Drop)
+	t.Cleanup(func() {
+		w.Drop()
+		if e, ok := errors.AsType[*contractError](w.err); ok {
+			t.Error(e)
+		}
+	})
 	return w
 }
 
@@ -203,7 +210,20 @@ func (w *Wire) readAll() {
 	close(w.done)
 }
 
+// contractError is a message that is not as the contract has it.
+type contractError struct {
+	msg []byte
+	err error
+}
+
+func (e *contractError) Error() string {
+	return fmt.Sprintf("the server sent %.2000s: %v", e.msg, e.err)
+}
+
 func (w *Wire) take(msg []byte) error {
+	if err := w.said.Received(msg); err != nil {
+		return &contractError{msg, err}
+	}
 	var m struct {
 		JSONRPC string          `json:"jsonrpc"`
 		ID      json.RawMessage `json:"id"`
@@ -267,6 +287,7 @@ func (w *Wire) send(method string, params any) (*Pending, error) {
 	if err != nil {
 		return nil, err
 	}
+	w.said.Sent(b)
 	w.ws.Write(rfc6455.Text, b) //nolint:errcheck // a broken socket answers every request
 	return &Pending{method, c}, nil
 }
@@ -354,6 +375,7 @@ func (w *Wire) Refused(t testing.TB, kind, method string, params any) *WireError
 // Send writes a text frame as it is.
 func (w *Wire) Send(t testing.TB, frame string) {
 	t.Helper()
+	w.said.Sent([]byte(frame))
 	if err := w.ws.Write(rfc6455.Text, []byte(frame)); err != nil {
 		t.Fatal(err)
 	}

@@ -55,7 +55,7 @@ func TestWhoIsLetIn(t *testing.T) {
 				return
 			}
 			defer conn.CloseNow() //nolint:errcheck // it may be closed already
-			p := &peer{t, conn}
+			p := &peer{t: t, conn: conn}
 			p.call("hello", `{"agent":"a"}`)
 			if got := <-owners; got != tt.owner {
 				t.Errorf("acts for %q, want %q", got, tt.owner)

@@ -122,7 +122,7 @@ func (c *conversation) expect(text string) error {
 	ctx, cancel := context.WithTimeout(c.t.Context(), time.Hour)
 	defer cancel()
 	for {
-		_, b, err := c.conn.Read(ctx)
+		b, err := c.read(ctx)
 		if err != nil {
 			return fmt.Errorf("%w; it was to be\n%s\nand there is\n%s", err, text, strings.Join(c.pending, "\n"))
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/labstack/echo/v4"
 	"nhooyr.io/websocket"
 
+	"sandkeeper/internal/contracttest"
 	"sandkeeper/internal/control"
 )
 
@@ -447,6 +448,7 @@ func (b *buffered) Close() error {
 type peer struct {
 	t    testing.TB
 	conn *websocket.Conn
+	said *contracttest.Conversation // what goes over it is held against the contract; nil: a fake plane makes things up
 }
 
 func (s *server) dial(t testing.TB) *peer {
@@ -478,7 +480,7 @@ func dialAs(t testing.TB, url, token string, through dialer) *peer {
 	}
 	conn.SetReadLimit(-1)
 	t.Cleanup(func() { conn.CloseNow() }) //nolint:errcheck // it may be closed already
-	return &peer{t, conn}
+	return &peer{t: t, conn: conn}
 }
 
 // connect dials and says hello.
@@ -493,6 +495,9 @@ func (s *server) connect(t testing.TB) *peer {
 
 func (p *peer) send(frame string) {
 	p.t.Helper()
+	if p.said != nil {
+		p.said.Sent([]byte(frame))
+	}
 	if err := p.conn.Write(p.t.Context(), websocket.MessageText, []byte(frame)); err != nil {
 		p.t.Fatal(err)
 	}
@@ -508,9 +513,26 @@ type reply struct {
 	Error   *wireError      `json:"error"`
 }
 
+// read waits for the next text frame.
+func (p *peer) read(ctx context.Context) ([]byte, error) {
+	p.t.Helper()
+	for {
+		typ, b, err := p.conn.Read(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if p.said != nil && typ == websocket.MessageText {
+			if err := p.said.Received(b); err != nil {
+				p.t.Errorf("%s: %v", b, err)
+			}
+		}
+		return b, nil
+	}
+}
+
 func (p *peer) receive() reply {
 	p.t.Helper()
-	_, b, err := p.conn.Read(p.t.Context())
+	b, err := p.read(p.t.Context())
 	if err != nil {
 		p.t.Fatal(err)
 	}

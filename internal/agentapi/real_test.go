@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"sandkeeper/internal/contracttest"
 	"sandkeeper/internal/control"
 	"sandkeeper/internal/control/controltest"
 )
@@ -54,7 +55,9 @@ func serveReal(t *testing.T) *realServer {
 
 func (r *realServer) dial(t *testing.T) *peer {
 	t.Helper()
-	return dial(t, r.url, r.pipes.dial)
+	p := dial(t, r.url, r.pipes.dial)
+	p.said = &contracttest.Conversation{}
+	return p
 }
 
 // script plays a small shell: what the examples run.

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"sandkeeper/internal/contracttest"
 	"sandkeeper/internal/control"
 	"sandkeeper/internal/control/controltest"
 )
@@ -35,14 +36,15 @@ type fixture struct {
 	guests *controltest.Guests
 	store  *controltest.MemoryStore
 
-	plane  *control.Plane
-	alarms *controltest.Alarms
-	stop   func()
-	agent  *control.Session
-	sink   *sink
-	seen   uint64 // the last event that a told looked at
-	wall   time.Duration
-	watch  func(*control.Batch) error // asked before each commit
+	plane   *control.Plane
+	alarms  *controltest.Alarms
+	stop    func()
+	agent   *control.Session
+	sink    *sink
+	seen    uint64 // the last event that a told looked at
+	checked uint64 // the last event that was held against the contract
+	wall    time.Duration
+	watch   func(*control.Batch) error // asked before each commit
 }
 
 // rule runs a test in a bubble. Options are changed before the plane opens.
@@ -100,6 +102,25 @@ func (f *fixture) close() {
 	f.Helper()
 	f.stop()
 	f.must(f.plane.Close(context.WithoutCancel(f.Context())))
+	f.checkEvents()
+}
+
+// checkEvents holds the log against the contract.
+func (f *fixture) checkEvents() {
+	f.Helper()
+	events, _, last, err := f.store.Events(f.checked, 1<<20, control.EventFilter{})
+	f.must(err)
+	f.checked = last
+	for i := range events {
+		if strings.HasPrefix(string(events[i].Kind), "operator.") {
+			continue // the dashboard's: here the tests make them up
+		}
+		b, err := json.Marshal(events[i].View())
+		f.must(err)
+		if err := contracttest.Event(b); err != nil {
+			f.Errorf("%s: %v", b, err)
+		}
+	}
 }
 
 // restart closes the plane and opens another on the same store; down passes in between.

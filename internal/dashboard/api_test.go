@@ -11,6 +11,7 @@ import (
 
 	"github.com/labstack/echo/v4"
 
+	"sandkeeper/internal/contracttest"
 	"sandkeeper/internal/control"
 )
 
@@ -31,6 +32,9 @@ func call(t testing.TB, e http.Handler, method, target, token, body string) *htt
 	}
 	w := httptest.NewRecorder()
 	e.ServeHTTP(w, r)
+	if err := contracttest.Exchange(method, target, []byte(body), w.Code, w.Body.Bytes()); err != nil {
+		t.Errorf("%s %s: %d %s: %v", method, target, w.Code, w.Body, err)
+	}
 	return w.Result()
 }
 
@@ -93,7 +97,7 @@ func TestAPIAnswersEveryCallByRoleAndForm(t *testing.T) {
 		{"forecast of what is due by now", "GET", "/api/v1/forecast?within=0", "op", "", 200, []string{`"forecast":[]`}},
 		{"forecast of a negative time", "GET", "/api/v1/forecast?within=-1", "op", "", 400, []string{"within"}},
 		{"events", "GET", "/api/v1/events?after=1&limit=1", "op", "", 200, []string{`"events":[{"seq":2`, `"first":1`, `"last":3`}},
-		{"an event has every member", "GET", "/api/v1/events?limit=1", "op", "", 200, []string{`"env":"e1","owner":null,"task":null,"name":null,"actor":"","reason":"","data":{}`}},
+		{"an event has every member", "GET", "/api/v1/events?limit=1", "op", "", 200, []string{`"env":"e1","owner":null,"task":null,"name":null,"actor":"operator:ann","reason":"","data":{}`}},
 		{"events of a kind", "GET", "/api/v1/events?kind=env.ready", "op", "", 200, []string{`"kind":"env.ready"`}},
 		{"events of no kind", "GET", "/api/v1/events?kind=Ready!", "op", "", 400, []string{"kind"}},
 		{"events after no number", "GET", "/api/v1/events?after=-1", "op", "", 400, []string{"after"}},
@@ -104,11 +108,12 @@ func TestAPIAnswersEveryCallByRoleAndForm(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			h := newHouse(t, nil)
-			h.plane.put(readyEnv("e1", "t-1"), control.Event{Kind: control.EnvStarting, Env: "e1"}, control.Event{Kind: control.EnvReady, Env: "e1"})
+			h.plane.put(readyEnv("e1", "t-1"), control.Event{Kind: control.EnvTouched, Env: "e1", Actor: "operator:ann"}, control.Event{Kind: control.EnvReady, Env: "e1",
+				Actor: "agent:hermes", Data: map[string]any{"generation": 1, "image_id": "sha256:0", "unenforced": []string{}}})
 			e2 := readyEnv("e2", "t-2")
 			e2.Deadline = nil
 			h.plane.put(e2)
-			h.plane.remove("gone", control.Tombstone{Reason: "turn ended", Actor: "agent:hermes"}, control.Event{Kind: control.EnvRemoved, Env: "gone"})
+			h.plane.remove("gone", control.Tombstone{Reason: "turn ended", Actor: "agent:hermes", Generation: 1}, control.Event{Kind: control.EnvRemoved, Env: "gone"})
 
 			res := call(t, h.handler(), tt.method, tt.target, tt.token, tt.body)
 			body := read(t, res.Body)
