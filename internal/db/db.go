@@ -58,8 +58,12 @@ func (r *refusal) Unwrap() error { return r.class }
 type Options struct {
 	LockTimeout time.Duration // how long to wait for another process to let go; 500 ms
 
-	maxSize int // bytes; tests use it as a full disk
+	readOnly     bool
+	maxSize      int   // bytes; tests use it as a full disk
+	compactAbove int64 // bytes; tests have small files
 }
+
+const lockTimeout = 500 * time.Millisecond
 
 // mapSize is how much address space is mapped at once. Growing the map waits
 // for every reader, so it is chosen never to grow in practice. It takes no memory.
@@ -90,13 +94,21 @@ var _ control.Store = (*Store)(nil)
 // ErrLocked, ErrNewer or ErrDamaged and are each a sentence that says what to do.
 func Open(path string, o Options) (*Store, error) {
 	if o.LockTimeout <= 0 {
-		o.LockTimeout = 500 * time.Millisecond
+		o.LockTimeout = lockTimeout
+	}
+	if o.compactAbove == 0 {
+		o.compactAbove = compactAbove
 	}
 	_, err := os.Stat(path)
 	created := errors.Is(err, fs.ErrNotExist)
 	b, err := openBolt(path, o)
 	if err != nil {
 		return nil, refuse(path, err)
+	}
+	if !created && wasteful(b, o.compactAbove) {
+		if b, err = compacted(b, path, o); err != nil {
+			return nil, refuse(path, err)
+		}
 	}
 	s := &Store{bolt: b, path: path, stopped: make(chan struct{}),
 		publish: func([]control.Event) {}, finish: (*bolt.Tx).Commit}
@@ -143,16 +155,34 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// openBolt opens the file. A damaged one can make bbolt panic, or read beyond
+// openBolt opens the file that has the name once the lock is had: who waited
+// for the lock may have got that of a file which was replaced meanwhile.
+func openBolt(path string, o Options) (*bolt.DB, error) {
+	for {
+		b, file, err := openFile(path, o)
+		if err != nil {
+			return nil, err
+		}
+		now, err := os.Stat(path)
+		if had, statErr := file.Stat(); err == nil && statErr == nil && os.SameFile(now, had) {
+			return b, nil
+		}
+		if cerr := guard(b.Close); cerr != nil || err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, errors.Join(err, cerr)
+		}
+	}
+}
+
+// openFile opens the file. A damaged one can make bbolt panic, or read beyond
 // the file's end; that is an error here.
-func openBolt(path string, o Options) (b *bolt.DB, err error) {
-	var file *os.File
+func openFile(path string, o Options) (b *bolt.DB, file *os.File, err error) {
 	err = guard(func() error {
 		b, err = bolt.Open(path, 0o600, &bolt.Options{
 			Timeout:         o.LockTimeout,
 			FreelistType:    bolt.FreelistMapType,
 			InitialMmapSize: mapSize,
 			MaxSize:         o.maxSize,
+			ReadOnly:        o.readOnly,
 			OpenFile: func(name string, flag int, perm os.FileMode) (*os.File, error) {
 				f, err := os.OpenFile(name, flag, perm)
 				file = f
@@ -162,7 +192,7 @@ func openBolt(path string, o Options) (b *bolt.DB, err error) {
 		return err
 	})
 	if err == nil {
-		return b, nil
+		return b, file, nil
 	}
 	if file != nil { // bbolt has closed it, unless it panicked; its map would keep the lock
 		_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
@@ -171,7 +201,7 @@ func openBolt(path string, o Options) (b *bolt.DB, err error) {
 	if _, ok := errors.AsType[syscall.Errno](err); !ok && !errors.Is(err, berrors.ErrTimeout) {
 		err = fmt.Errorf("%w: %w", ErrDamaged, err) // not the system's refusal, so bbolt's
 	}
-	return nil, err
+	return nil, nil, err
 }
 
 // guard turns a panic, and a fault of the memory map, into an ErrDamaged.
@@ -232,7 +262,7 @@ func refuse(path string, err error) error {
 			"database %s was written by a newer version (%v): start that version or a later one with it", path, err)}
 	case errors.Is(err, ErrDamaged):
 		return &refusal{ErrDamaged, fmt.Sprintf(
-			"database %s is damaged or belongs to another program (%v): it was left as it is; put a backup in its place, or choose another data directory", path, err)}
+			"database %s is damaged or belongs to another program (%v): it was left as it is; see what is wrong with it by `sandkeeper check`, put a backup in its place by `sandkeeper restore FILE`, or choose another data directory", path, err)}
 	}
 	return fmt.Errorf("database open: %w", err)
 }
