@@ -398,6 +398,9 @@ func (s *Server) cleanUp(t testing.TB) {
 		s.Stop(t)
 	}
 	s.events.unfollow()
+	if err := s.TryCLI(t, "check", "--no-engine"); err != nil && !t.Failed() {
+		t.Error(err)
+	}
 	s.CLI(t, "prune", "--instance", s.Instance, "--engine", s.engineName())
 	for _, c := range s.Containers(t) {
 		t.Errorf("left on the engine: container %s (%s)", c.Name, c.Status)

@@ -16,17 +16,24 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"sandkeeper/internal/control"
 )
 
 // The admin socket is how the commands on this machine find a running server:
 // a unix socket in the data directory, for the server's own user alone. It
-// speaks HTTP: GET /status, POST /tokens.
+// speaks HTTP: GET /status, POST /tokens, POST /backup (the database as it is,
+// which breaks off where it fails) and GET /sandboxes (what the engine lists).
 
 // errNoServer: nobody serves the data directory.
 var errNoServer = errors.New("no server runs on this data")
 
-// maxAdminBody bounds what either end reads of the other.
-const maxAdminBody = 64 << 10
+// What either end reads of the other, and how long it takes a part of it.
+const (
+	maxAdminBody   = 64 << 10
+	maxAdminAnswer = 64 << 20
+	adminPatience  = time.Minute
+)
 
 type adminStatus struct {
 	Instance string `json:"instance"`
@@ -37,12 +44,23 @@ type adminToken struct {
 	Token string `json:"token"`
 }
 
+type adminSandboxes struct {
+	Sandboxes []control.SandboxStatus `json:"sandboxes"`
+}
+
 type adminError struct {
 	Error string `json:"error"`
 }
 
 // tokenMaker makes a token that is shown once.
 type tokenMaker func(ctx context.Context, spec tokenSpec) (string, error)
+
+// adminCalls is what a server does for the commands on its machine.
+type adminCalls struct {
+	createToken tokenMaker
+	backup      func(w io.Writer) (int64, error)
+	sandboxes   func(ctx context.Context) ([]control.SandboxStatus, error)
+}
 
 // tokenSpec is what token create asks for.
 type tokenSpec struct {
@@ -60,7 +78,7 @@ type admin struct {
 
 // startAdmin serves the socket of dir. Whoever calls it holds the database's
 // lock, so a socket that is there is a dead server's.
-func startAdmin(dir, instance string, create tokenMaker) (*admin, error) {
+func startAdmin(dir, instance string, calls adminCalls) (*admin, error) {
 	l, err := listenPrivate(dir, adminSocket)
 	if err != nil {
 		return nil, fmt.Errorf("admin socket: %w", err)
@@ -75,15 +93,29 @@ func startAdmin(dir, instance string, create tokenMaker) (*admin, error) {
 			answer(w, http.StatusBadRequest, adminError{"the request is no JSON of a token"})
 			return
 		}
-		tok, err := create(r.Context(), spec)
+		tok, err := calls.createToken(r.Context(), spec)
 		if err != nil {
 			answer(w, http.StatusUnprocessableEntity, adminError{err.Error()})
 			return
 		}
 		answer(w, http.StatusOK, adminToken{tok})
 	})
+	mux.HandleFunc("POST /backup", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/octet-stream")
+		if _, err := calls.backup(&patientWriter{w, http.NewResponseController(w)}); err != nil {
+			panic(http.ErrAbortHandler) // what was sent is not the whole of it
+		}
+	})
+	mux.HandleFunc("GET /sandboxes", func(w http.ResponseWriter, r *http.Request) {
+		list, err := calls.sandboxes(r.Context())
+		if err != nil {
+			answer(w, http.StatusServiceUnavailable, adminError{err.Error()})
+			return
+		}
+		answer(w, http.StatusOK, adminSandboxes{list})
+	})
 	a := &admin{
-		server: &http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute},
+		server: &http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: adminPatience},
 		path:   filepath.Join(dir, adminSocket),
 		done:   make(chan error, 1),
 	}
@@ -103,6 +135,19 @@ func (a *admin) stop() error {
 		err = errors.Join(err, e)
 	}
 	return err
+}
+
+// patientWriter gives each write the time that else the whole answer has.
+type patientWriter struct {
+	w       io.Writer
+	control *http.ResponseController
+}
+
+func (p *patientWriter) Write(b []byte) (int, error) {
+	if err := p.control.SetWriteDeadline(time.Now().Add(adminPatience)); err != nil {
+		return 0, err
+	}
+	return p.w.Write(b)
 }
 
 func answer(w http.ResponseWriter, status int, v any) {
@@ -155,7 +200,36 @@ func socketAddr(dir, name string) (addr string, release func(), err error) {
 // callAdmin asks the server of a data directory. It fails with errNoServer
 // where none answers there.
 func callAdmin(ctx context.Context, dir, method, path string, in, out any) error {
-	client := http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	res, err := doAdmin(ctx, dir, method, path, in)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if err := json.NewDecoder(io.LimitReader(res.Body, maxAdminAnswer)).Decode(out); err != nil {
+		return fmt.Errorf("admin socket: %w", err)
+	}
+	return nil
+}
+
+// streamAdmin posts to the server of a data directory and copies its answer,
+// however long that takes.
+func streamAdmin(ctx context.Context, dir, path string, w io.Writer) error {
+	res, err := doAdmin(ctx, dir, http.MethodPost, path, nil)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if _, err := io.Copy(w, res.Body); err != nil {
+		return fmt.Errorf("admin socket: %w", err)
+	}
+	return nil
+}
+
+// doAdmin makes one call; the answer is a good one.
+func doAdmin(ctx context.Context, dir, method, path string, in any) (*http.Response, error) {
+	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			addr, release, err := socketAddr(dir, adminSocket)
@@ -168,30 +242,26 @@ func callAdmin(ctx context.Context, dir, method, path string, in, out any) error
 	}}
 	body, err := json.Marshal(in)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	req, err := http.NewRequestWithContext(ctx, method, "http://admin"+path, bytes.NewReader(body))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	res, err := client.Do(req)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-		return errNoServer
+		return nil, errNoServer
 	}
 	if err != nil {
-		return fmt.Errorf("admin socket: %w", err)
+		return nil, fmt.Errorf("admin socket: %w", err)
+	}
+	if res.StatusCode == http.StatusOK {
+		return res, nil
 	}
 	defer res.Body.Close()
-	dec := json.NewDecoder(io.LimitReader(res.Body, maxAdminBody))
-	if res.StatusCode != http.StatusOK {
-		var e adminError
-		if err := dec.Decode(&e); err != nil {
-			return fmt.Errorf("admin socket: %s", res.Status)
-		}
-		return errors.New(e.Error)
+	var e adminError
+	if err := json.NewDecoder(io.LimitReader(res.Body, maxAdminBody)).Decode(&e); err != nil {
+		return nil, fmt.Errorf("admin socket: %s", res.Status)
 	}
-	if err := dec.Decode(out); err != nil {
-		return fmt.Errorf("admin socket: %w", err)
-	}
-	return nil
+	return nil, errors.New(e.Error)
 }

@@ -13,12 +13,12 @@ import (
 
 func startTestAdmin(t *testing.T, dir string) {
 	t.Helper()
-	a, err := startAdmin(dir, "inst", func(_ context.Context, spec tokenSpec) (string, error) {
+	a, err := startAdmin(dir, "inst", adminCalls{createToken: func(_ context.Context, spec tokenSpec) (string, error) {
 		if spec.Role != "agent" {
 			return "", errors.New("no such role")
 		}
 		return "tok-" + spec.Owner + "-" + spec.Name, nil
-	})
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}

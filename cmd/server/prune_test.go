@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -10,7 +8,7 @@ import (
 
 func TestPruneIsRefusedWhileThatInstanceIsServedHere(t *testing.T) {
 	dir := t.TempDir()
-	a, err := startAdmin(dir, "served", func(context.Context, tokenSpec) (string, error) { return "", errors.New("not asked for") })
+	a, err := startAdmin(dir, "served", adminCalls{})
 	if err != nil {
 		t.Fatal(err)
 	}

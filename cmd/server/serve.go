@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -81,7 +82,18 @@ func serve(ctx context.Context, c *config, stdout io.Writer, log *slog.Logger) (
 	if err := bootstrapTokens(ctx, store, c, log); err != nil {
 		return err
 	}
-	admin, err := startAdmin(c.dataDir, in.Instance, storeTokens(store))
+	var opened atomic.Pointer[engine.Engine]
+	admin, err := startAdmin(c.dataDir, in.Instance, adminCalls{
+		createToken: storeTokens(store),
+		backup:      store.WriteTo,
+		sandboxes: func(ctx context.Context) ([]control.SandboxStatus, error) {
+			eng := opened.Load()
+			if eng == nil {
+				return nil, errors.New("the server is only starting; try again in a moment")
+			}
+			return (*eng).List(ctx)
+		},
+	})
 	if err != nil {
 		return err
 	}
@@ -92,6 +104,7 @@ func serve(ctx context.Context, c *config, stdout io.Writer, log *slog.Logger) (
 		return err
 	}
 	defer func() { err = errors.Join(err, eng.Close()) }()
+	opened.Store(&eng)
 	if err := in.keep(c.dataDir); err != nil {
 		return err
 	}
@@ -158,6 +171,7 @@ func newServer(ctx context.Context, c *config, in installation, store *db.Store,
 			_, _, _, err := store.Events(math.MaxUint64, 1, control.EventFilter{})
 			return err
 		},
+		Backup:  store.WriteTo,
 		Version: buildVersion(), Log: log,
 	})
 	if err != nil {

@@ -46,7 +46,7 @@ func TestTokenCreateOpensTheDatabaseWhereNoServerRuns(t *testing.T) {
 func TestTokenCreateFindsTheRunningServer(t *testing.T) {
 	dir := t.TempDir()
 	store := openStore(t, dir)
-	a, err := startAdmin(dir, "x", storeTokens(store))
+	a, err := startAdmin(dir, "x", adminCalls{createToken: storeTokens(store)})
 	if err != nil {
 		t.Fatal(err)
 	}

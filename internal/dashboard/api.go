@@ -28,6 +28,7 @@ func (d *Dashboard) registerAPI(add router) {
 	add("GET", "/api/v1/events", d.listEvents)
 	add("GET", "/api/v1/events/stream", d.streamEvents)
 	add("GET", "/api/v1/engine", d.engine)
+	add("POST", "/api/v1/backup", d.backup)
 }
 
 func (d *Dashboard) listEnvs(c echo.Context) error {

@@ -55,9 +55,10 @@ type Options struct {
 	Auth     Auth
 	Sessions Sessions
 
-	AllowedOrigins []string                        // scheme://host[:port], beside the server's own
-	Ready          func(ctx context.Context) error // whether the database answers; nil: it does
-	Version        string                          // shown at the foot of the page
+	AllowedOrigins []string                         // scheme://host[:port], beside the server's own
+	Ready          func(ctx context.Context) error  // whether the database answers; nil: it does
+	Backup         func(w io.Writer) (int64, error) // writes a copy of the database; nil: there is none to be had
+	Version        string                           // shown at the foot of the page
 	Log            *slog.Logger
 
 	SessionTTL   time.Duration // 7 days
