@@ -83,7 +83,7 @@ type Activity struct {
 
 // Hold is one thing that keeps the idle countdown from running.
 type Hold struct {
-	Kind  string     `json:"kind"` // "turn", "exec", "process", "terminal", "pin"
+	Kind  string     `json:"kind"` // "turn", "exec", "process", "terminal", "file", "pin"
 	Ref   string     `json:"ref"`
 	Since time.Time  `json:"since"`
 	Until *time.Time `json:"until"` // nil: no bound is known

@@ -12,6 +12,8 @@ import (
 
 	"github.com/labstack/echo/v4"
 	"github.com/labstack/echo/v4/middleware"
+
+	"sandkeeper/internal/dashboard"
 )
 
 // What a request may take. Streams and sockets have no bound in time here; what
@@ -76,11 +78,12 @@ func recoverPanics(log *slog.Logger) echo.MiddlewareFunc {
 }
 
 // readBody reads a request's body before its handler runs: bodies are small
-// here, and so neither a slow sender nor a large body ties a handler up.
+// here, and so neither a slow sender nor a large body ties a handler up. Files are
+// the exception: they are read as they come.
 func readBody(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		r := c.Request()
-		if r.ContentLength == 0 {
+		if r.ContentLength == 0 || dashboard.IsUpload(c) {
 			return next(c)
 		}
 		rc := http.NewResponseController(c.Response())

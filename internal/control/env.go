@@ -176,6 +176,7 @@ const (
 	HoldExec     HoldKind = "exec"
 	HoldProcess  HoldKind = "process"
 	HoldTerminal HoldKind = "terminal"
+	HoldFile     HoldKind = "file" // a file or folder is on its way
 	HoldPin      HoldKind = "pin"
 )
 

@@ -18,22 +18,10 @@ func (s *Session) onFiles(ctx context.Context, r Ref, check func() error, f func
 	if err != nil {
 		return err
 	}
-	if err := check(); err != nil {
-		e.t.mu.Unlock()
-		return err
-	}
-	x := e.t.begin()
-	x.join(s, false)
-	x.activity(e, "file", s.actor())
-	x.uses(s, e)
-	if err = x.finish(ctx); err == nil {
-		err = e.awaitReady(ctx, s.actor(), "file")
-	}
-	if err == nil { // the countdown starts anew once it is ready
-		x := e.t.begin()
-		x.activity(e, "file", s.actor())
-		err = x.finish(ctx)
-	}
+	err = e.forFiles(ctx, s.actor(), check, func(x *tx) {
+		x.join(s, false)
+		x.uses(s, e)
+	})
 	generation := e.rec.Load().Generation
 	if err == nil {
 		s.met(e.rec.Load())
@@ -44,7 +32,33 @@ func (s *Session) onFiles(ctx context.Context, r Ref, check func() error, f func
 	}
 	ctx, cancel := context.WithTimeout(ctx, fileCallTimeout)
 	defer cancel()
-	err = f(ctx, s.p.o.Guests.Guest(e.sandbox()))
+	return e.fileFailure(f(ctx, s.p.o.Guests.Guest(e.sandbox())), generation)
+}
+
+// forFiles is what every use of an environment's files begins with: the params
+// are judged, it counts as activity, and a dormant environment is resumed. The
+// task is locked on entry and on return.
+func (e *env) forFiles(ctx context.Context, actor string, check func() error, also func(x *tx)) error {
+	if err := check(); err != nil {
+		return err
+	}
+	x := e.t.begin()
+	also(x)
+	x.activity(e, "file", actor)
+	if err := x.finish(ctx); err != nil {
+		return err
+	}
+	if err := e.awaitReady(ctx, actor, "file"); err != nil {
+		return err
+	}
+	x = e.t.begin() // the countdown starts anew once it is ready
+	x.activity(e, "file", actor)
+	return x.finish(ctx)
+}
+
+// fileFailure is what a client is told of a failure on files, of the generation
+// that they were of.
+func (e *env) fileFailure(err error, generation int64) error {
 	if err == nil {
 		return nil
 	}
@@ -55,6 +69,9 @@ func (s *Session) onFiles(ctx context.Context, r Ref, check func() error, f func
 		e.t.mu.Lock()
 		defer e.t.mu.Unlock()
 		return gone(e.endOf(e.rec.Load(), generation))
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
 	}
 	return &Error{Kind: KindEngineUnavailable, Message: "the sandbox does not answer; the call can be repeated", RetryAfter: time.Second, Err: err}
 }

@@ -59,6 +59,59 @@ type Guest interface {
 	StatFile(ctx context.Context, path string) (FileInfo, error)
 	RemoveFile(ctx context.Context, path string, recursive bool) error
 	Mkdir(ctx context.Context, path string, recursive bool) error
+
+	// OpenFile opens a file or a folder to read it, and CreateFile begins to write
+	// one; ctx bounds that alone. Errors: as of the file calls; *Error KindConflict
+	// where the guest is too old.
+	OpenFile(ctx context.Context, path string) (FileReader, error)
+	CreateFile(ctx context.Context, c FileCreate) (FileWriter, error)
+}
+
+// FileReader is an open file or folder. Nothing of it moves ahead of what is read
+// but a bounded buffer. Close may be called beside the other methods, which are
+// one caller's.
+type FileReader interface {
+	Info() OpenFile
+	// Send asks for length bytes of a file from offset on, SendTar for an archive
+	// of a folder or a file; Read then has them, and io.EOF after the last. Of a
+	// file that became shorter there are fewer bytes. Errors: *FileError;
+	// ErrGuestUnreachable where the connection broke or nothing moved for minutes.
+	Send(offset, length int64) error
+	SendTar() error
+	Read(p []byte) (int, error)
+	Close() error
+}
+
+// FileWriter takes the bytes of a file or of an archive. It blocks while the
+// sandbox does not take them. Errors: as of FileReader, from Write as soon as the
+// sandbox refuses. Close may be called beside the other methods, which are one
+// caller's.
+type FileWriter interface {
+	Write(p []byte) (int, error)
+	// Finish says that all was written, and waits until it is in its place.
+	Finish() (FileWritten, error)
+	// Close without a Finish drops a file that was written; the entries of an
+	// archive that are whole stay.
+	Close() error
+}
+
+// FileCreate says what is to be written. The folders above it are made.
+type FileCreate struct {
+	Path string
+	Mode *fs.FileMode // of a file; nil: 0644 for a new one, unchanged for one that is replaced
+	Tar  bool         // what comes is a tar, to be extracted into the folder Path
+}
+
+// FileWritten tells what was written.
+type FileWritten struct {
+	Size    int64 // bytes of the file
+	Entries int64 // of the archive
+}
+
+// OpenFile describes an open file or folder.
+type OpenFile struct {
+	FileInfo
+	Tag string // another one where the content may be another; of letters, digits, dots and dashes
 }
 
 // ExecStart is a command to start. Either Shell or Argv is set.

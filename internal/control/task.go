@@ -34,22 +34,23 @@ type env struct {
 	id  string
 	rec atomic.Pointer[Env]
 
-	job     *startJob             // the start that is under way
-	attempt context.CancelFunc    // ends the attempt of a teardown that is under way
-	changed chan struct{}         // closed and replaced at every change of state
-	execs   map[string]*exec      // by name: waiting, running, or with processes left
-	byID    map[string]*exec      // those of execs whose caller gave an id
-	ended   []*exec               // lately ended, oldest first
-	unended map[string]ExecRecord // from before a restart, until their guest was asked
-	unasked bool                  // its guest was not asked for its holds since the restart
-	asking  bool                  // it is being asked
-	readyAt time.Time             // when this process saw it become ready
-	told    time.Time             // the deadline that agents were told of
+	job     *startJob              // the start that is under way
+	attempt context.CancelFunc     // ends the attempt of a teardown that is under way
+	changed chan struct{}          // closed and replaced at every change of state
+	execs   map[string]*exec       // by name: waiting, running, or with processes left
+	byID    map[string]*exec       // those of execs whose caller gave an id
+	ended   []*exec                // lately ended, oldest first
+	unended map[string]ExecRecord  // from before a restart, until their guest was asked
+	unasked bool                   // its guest was not asked for its holds since the restart
+	asking  bool                   // it is being asked
+	readyAt time.Time              // when this process saw it become ready
+	told    time.Time              // the deadline that agents were told of
+	moving  map[*transfer]struct{} // files and folders on their way
 }
 
 func newEnv(t *task, rec *Env) *env {
 	e := &env{t: t, id: rec.ID, changed: make(chan struct{}), execs: map[string]*exec{}, byID: map[string]*exec{},
-		unended: map[string]ExecRecord{}}
+		unended: map[string]ExecRecord{}, moving: map[*transfer]struct{}{}}
 	e.rec.Store(rec)
 	return e
 }
@@ -160,6 +161,11 @@ func (e *env) holds(rec *Env, turn *TaskRecord, now time.Time) []Hold {
 			if h, ok := x.terminalHold(now); ok {
 				hs = append(hs, h)
 			}
+		}
+	}
+	for m := range e.moving {
+		if h, ok := m.hold(rec, now); ok {
+			hs = append(hs, h)
 		}
 	}
 	if rec.Pin != nil {

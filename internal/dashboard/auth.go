@@ -50,12 +50,21 @@ func who(c echo.Context) (id identity, ok bool) {
 	return id, ok
 }
 
-// identify finds out who asks, and lets nobody pass for somebody: a bearer
-// token that is wrong is an error even where a session would do.
+// identify is identifyAny with a bound on the body.
 func (d *Dashboard) identify(next echo.HandlerFunc) echo.HandlerFunc {
+	next = d.identifyAny(next)
 	return func(c echo.Context) error {
 		r := c.Request()
 		r.Body = http.MaxBytesReader(c.Response(), r.Body, maxBody)
+		return next(c)
+	}
+}
+
+// identifyAny finds out who asks, and lets nobody pass for somebody: a bearer
+// token that is wrong is an error even where a session would do.
+func (d *Dashboard) identifyAny(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		r := c.Request()
 		c.Response().Header().Add("Vary", "Authorization, Cookie")
 		if header := r.Header.Get("Authorization"); header != "" {
 			scheme, token, _ := strings.Cut(header, " ")
@@ -113,7 +122,7 @@ func (d *Dashboard) checkForgery(r *http.Request, id identity) error {
 		return nil
 	}
 	token := r.Header.Get("X-CSRF-Token")
-	if token == "" && strings.HasPrefix(r.Header.Get("Content-Type"), "application/x-www-form-urlencoded") {
+	if token == "" && r.Method == http.MethodPost && strings.HasPrefix(r.Header.Get("Content-Type"), "application/x-www-form-urlencoded") {
 		token = r.PostFormValue("csrf")
 	}
 	if !hmac.Equal([]byte(token), []byte(id.formToken())) {

@@ -65,6 +65,7 @@ type Options struct {
 	CodeTTL      time.Duration // 15 minutes
 	Heartbeat    time.Duration // 10 s: silence on a stream ends with a sign of life
 	WriteTimeout time.Duration // 10 s: a stream's reader that takes nothing for so long is dropped
+	FileTimeout  time.Duration // 60 s: who takes or sends nothing of a file for so long is dropped
 	PageRows     int           // 200: environments on one page
 	FrameGap     time.Duration // 100 ms: the page's updates are gathered for so long
 }
@@ -101,6 +102,7 @@ func New(o Options) (*Dashboard, error) {
 	defaultTo(&o.CodeTTL, 15*time.Minute)
 	defaultTo(&o.Heartbeat, 10*time.Second)
 	defaultTo(&o.WriteTimeout, 10*time.Second)
+	defaultTo(&o.FileTimeout, time.Minute)
 	defaultTo(&o.FrameGap, 100*time.Millisecond)
 	if o.PageRows <= 0 {
 		o.PageRows = 200
@@ -163,6 +165,7 @@ func (d *Dashboard) Register(e *echo.Echo) {
 		return func(method, path string, h echo.HandlerFunc) { e.Add(method, path, h, mw...) }
 	}
 	d.registerAPI(with(d.identify, d.admit))
+	d.registerFiles(with(d.identifyAny, d.admitMover))
 	d.registerPages(with(pageHeaders, d.identify, d.admit))
 	d.registerSignIn(with(pageHeaders, d.identify, d.slowDown()))
 }

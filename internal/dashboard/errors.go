@@ -53,7 +53,8 @@ type failure struct {
 	kind      string
 	message   string
 	tombstone *control.Tombstone
-	retry     int // seconds; 0: not told
+	retry     int    // seconds; 0: not told
+	errno     string // the file system's; "" where it is none of its refusals
 }
 
 // describe turns any error into what a client may know of it.
@@ -72,7 +73,10 @@ func describe(err error) failure {
 	if !ok {
 		status = http.StatusInternalServerError
 	}
-	return failure{status: status, kind: string(e.Kind), message: e.Message, tombstone: e.Tombstone,
+	if e.Kind == control.KindQuota && e.Errno != "" { // a full disk, and no limit of ours
+		status = http.StatusInsufficientStorage
+	}
+	return failure{status: status, kind: string(e.Kind), message: e.Message, tombstone: e.Tombstone, errno: e.Errno,
 		retry: int((e.RetryAfter.Milliseconds() + 999) / 1000)}
 }
 
@@ -98,6 +102,7 @@ type errorBody struct {
 	Error struct {
 		Kind    string `json:"kind"`
 		Message string `json:"message"`
+		Errno   string `json:"errno,omitempty"`
 	} `json:"error"`
 	Tombstone *control.Tombstone `json:"tombstone,omitempty"`
 }
@@ -115,7 +120,7 @@ func (d *Dashboard) handleError(err error, c echo.Context) {
 		return // too late to say anything, or nobody there to be told
 	}
 	f := describe(err)
-	if f.status >= http.StatusInternalServerError {
+	if f.status >= http.StatusInternalServerError && f.status != http.StatusInsufficientStorage {
 		d.log.Error("request failed", "method", c.Request().Method, "path", c.Request().URL.Path, "status", f.status, "err", err)
 	}
 	if f.retry > 0 {
@@ -132,7 +137,9 @@ func (d *Dashboard) answerError(c echo.Context, f failure) error {
 		if f.status == http.StatusUnauthorized {
 			c.Response().Header().Set("WWW-Authenticate", `Bearer realm="sandkeeper"`)
 		}
-		return c.JSON(f.status, apiError(f.kind, f.message, f.tombstone))
+		body := apiError(f.kind, f.message, f.tombstone)
+		body.Error.Errno = f.errno
+		return c.JSON(f.status, body)
 	}
 	setPageHeaders(c)
 	if r.Header.Get("HX-Request") != "" {

@@ -1,8 +1,10 @@
 package dashboard
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"testing"
@@ -25,6 +27,7 @@ type fakePlane struct {
 	watches map[*fakeWatch]bool
 	calls   []string
 	fail    error // what every operation answers, if set
+	files   fakeFiles
 }
 
 func newFakePlane() *fakePlane {
@@ -33,7 +36,7 @@ func newFakePlane() *fakePlane {
 		engine: control.EngineStatus{Reachable: true, Since: time.Now(), EngineInfo: control.EngineInfo{
 			Name: "docker", Version: "20.10.24", Isolation: "container", Enforces: []string{"cpus", "memory_mb", "pids"},
 		}},
-		watches: map[*fakeWatch]bool{},
+		watches: map[*fakeWatch]bool{}, files: fakeFiles{files: map[string][]byte{}},
 	}
 }
 
@@ -378,4 +381,97 @@ func newHouse(t testing.TB, change func(o *Options)) *house {
 	}
 	h.Dashboard = d
 	return h
+}
+
+// fakeFile is a file on its way.
+type fakeFile struct {
+	*fakeFiles
+	create control.FileCreate
+	info   control.OpenFile
+	rest   []byte
+	data   []byte
+}
+
+// fakeFiles is all files of all environments, by path.
+type fakeFiles struct {
+	mu    sync.Mutex
+	files map[string][]byte
+	moves []string
+	fail  error // after the first bytes
+	open  int
+}
+
+func (p *fakePlane) OpenFile(_ context.Context, m control.Mover, env, path string) (control.FileReader, error) {
+	return p.files.begin(p, m, env, "get", control.FileCreate{Path: path})
+}
+
+func (p *fakePlane) CreateFile(_ context.Context, m control.Mover, env string, c control.FileCreate) (control.FileWriter, error) {
+	what := "put"
+	if c.Tar {
+		what = "untar"
+	}
+	return p.files.begin(p, m, env, what, c)
+}
+
+func (f *fakeFiles) begin(p *fakePlane, m control.Mover, env, what string, c control.FileCreate) (*fakeFile, error) {
+	p.mu.Lock()
+	v, ok := p.envs[env]
+	p.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.moves = append(f.moves, fmt.Sprintf("%s %s by %s for %q", what, c.Path, m.Actor, m.Owner))
+	if !ok || m.Owner != "" && v.Owner != m.Owner {
+		return nil, control.Errorf(control.KindNotFound, "no environment has the id %q", env)
+	}
+	data, ok := f.files[c.Path]
+	if !ok && what == "get" {
+		return nil, &control.Error{Kind: control.KindNotFound, Message: c.Path + ": no such file or directory", Errno: "ENOENT"}
+	}
+	f.open++
+	info := control.OpenFile{Tag: "tag", FileInfo: control.FileInfo{Name: "a name.txt", Type: "file", Size: int64(len(data)), Mode: 0o640, MTime: time.Now().Add(-time.Hour)}}
+	if c.Path == "dir" {
+		info.Type, info.Name = "dir", "dir"
+	}
+	return &fakeFile{fakeFiles: f, create: c, info: info, data: data}, nil
+}
+
+func (f *fakeFile) Info() control.OpenFile { return f.info }
+
+func (f *fakeFile) Send(offset, length int64) error {
+	f.rest = f.data[min(offset, int64(len(f.data))):]
+	f.rest = f.rest[:min(length, int64(len(f.rest)))]
+	return nil
+}
+
+func (f *fakeFile) SendTar() error { return f.Send(0, int64(len(f.data))) }
+
+func (f *fakeFile) Read(p []byte) (int, error) {
+	if len(f.rest) == 0 || f.fail != nil && len(f.rest) < len(f.data) {
+		return 0, cmp.Or(f.fail, io.EOF)
+	}
+	n := copy(p, f.rest[:min(len(f.rest), 100)])
+	f.rest = f.rest[n:]
+	return n, nil
+}
+
+func (f *fakeFile) Write(p []byte) (int, error) {
+	if f.fail != nil {
+		return 0, f.fail
+	}
+	f.data = append(f.data, p...)
+	return len(p), nil
+}
+
+func (f *fakeFile) Finish() (control.FileWritten, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.files[f.create.Path] = f.data
+	return control.FileWritten{Size: int64(len(f.data)), Entries: 3}, nil
+}
+
+func (f *fakeFile) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.open--
+	return nil
 }

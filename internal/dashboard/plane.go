@@ -18,6 +18,8 @@ type Plane interface {
 	TouchEnv(ctx context.Context, actor, id string) (control.View, error)
 	Stop(ctx context.Context, actor, id string) (control.View, error)
 	Kill(ctx context.Context, actor, id string, purge bool) (control.View, error)
+	OpenFile(ctx context.Context, m control.Mover, env, path string) (control.FileReader, error)
+	CreateFile(ctx context.Context, m control.Mover, env string, c control.FileCreate) (control.FileWriter, error)
 	Forecast(within time.Duration) []control.Forecast
 	Orphans() []control.Orphan
 	Engine() control.EngineStatus

@@ -197,6 +197,8 @@ func holdWord(k control.HoldKind, n int, turn *control.TurnView) string {
 		return counted(n, "a process was left running", "%d processes were left running")
 	case control.HoldTerminal:
 		return counted(n, "a terminal is attached", "%d terminals are attached")
+	case control.HoldFile:
+		return counted(n, "a file is on its way", "%d files are on their way")
 	case control.HoldPin:
 		return "pinned"
 	}

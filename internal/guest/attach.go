@@ -25,6 +25,8 @@ import (
 func (c *conn) knows(req *wire.Request) error {
 	feature := ""
 	switch {
+	case req.Method == wire.MethodOpen || req.Method == wire.MethodCreate:
+		feature = wire.FeatureFiles
 	case req.Method == wire.MethodResize || req.Start != nil && req.Start.TTY != nil:
 		feature = wire.FeatureTTY
 	case req.Method == wire.MethodAttach || req.Method == wire.MethodClose || req.Start != nil && req.Start.StdinOpen:

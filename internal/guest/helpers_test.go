@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 var errOver = context.Canceled
@@ -34,4 +35,14 @@ func residentKB(t testing.TB, pid int) int {
 	}
 	t.Fatal("no VmRSS")
 	return 0
+}
+
+// await asks until ok says yes.
+func (s *sandbox) await(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for ceiling := time.Now().Add(time.Minute); !ok(); {
+		if time.Now().After(ceiling) {
+			t.Fatalf("it never came that %s", what)
+		}
+	}
 }

@@ -13,7 +13,7 @@ import (
 	"sandkeeper/internal/guest/wire"
 )
 
-var features = []string{"execs", "files", wire.FeatureStreams, wire.FeatureTTY}
+var features = []string{"execs", "files", wire.FeatureStreams, wire.FeatureTTY, wire.FeatureFiles}
 
 // Guest is what a control plane calls.
 type Guest struct {
@@ -71,6 +71,12 @@ func (g *Guest) stream(ctx context.Context, s *wire.Stream) {
 		}
 		if req.Method == wire.MethodAttach {
 			if !g.attach(ctx, in, s, &req) {
+				return
+			}
+			continue
+		}
+		if req.Method == wire.MethodOpen || req.Method == wire.MethodCreate {
+			if !g.transfer(ctx, in, s, &req) {
 				return
 			}
 			continue

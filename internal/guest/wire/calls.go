@@ -29,12 +29,15 @@ const (
 	MethodStat   = "stat"
 	MethodRemove = "remove"
 	MethodMkdir  = "mkdir"
+	MethodOpen   = "open"   // a file or folder to read; then the stream carries frames
+	MethodCreate = "create" // a file, or with Tar a folder, to write; likewise
 )
 
 // Features of a guest, as it lists them in its hello.
 const (
-	FeatureStreams = "streams" // attach, close_stdin; Start.StdinOpen
-	FeatureTTY     = "tty"     // resize; Start.TTY
+	FeatureStreams = "streams"   // attach, close_stdin; Start.StdinOpen
+	FeatureTTY     = "tty"       // resize; Start.TTY
+	FeatureFiles   = "transfers" // open, create
 )
 
 // Request is one call. Fields beside Method belong to the methods named.
@@ -63,6 +66,7 @@ type Request struct {
 	Append    bool    `json:"append,omitempty"`
 	Mkdirs    bool    `json:"mkdirs,omitempty"`
 	Recursive bool    `json:"rec,omitempty"`
+	Tar       bool    `json:"tar,omitempty"` // create: what comes is an archive
 }
 
 // Start is a command to start.
@@ -102,6 +106,7 @@ type Response struct {
 	Chunk     *Chunk    `json:"chunk,omitempty"` // the payload is its data
 	Files     []File    `json:"files,omitempty"`
 	Size      int64     `json:"size,omitempty"`
+	Opened    *Opened   `json:"opened,omitempty"` // open
 }
 
 // Codes of an Error.
@@ -186,4 +191,24 @@ type File struct {
 	Size  int64  `json:"size"`
 	Mode  uint32 `json:"mode"`
 	MTime int64  `json:"mtime"`
+}
+
+// Opened is a file or folder that was opened to be read.
+type Opened struct {
+	File
+	Tag string `json:"tag"` // another one where the content may be another
+}
+
+// Send asks for an opened file's bytes, or for an archive of it.
+type Send struct {
+	Offset int64 `json:"off,omitempty"`
+	Length int64 `json:"len,omitempty"`
+	Tar    bool  `json:"tar,omitempty"`
+}
+
+// Done is how a transfer ended: with Error, or as it should.
+type Done struct {
+	Error   *Error `json:"err,omitempty"`
+	Size    int64  `json:"size,omitempty"` // bytes of the file that was written
+	Entries int64  `json:"n,omitempty"`    // of an archive that were extracted
 }

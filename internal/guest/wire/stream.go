@@ -8,12 +8,17 @@ import (
 	"io"
 )
 
-// After the answer to attach, its stream carries frames, both ways:
+// After the answer to attach, open and create, the stream carries frames, both ways:
 //
 //	u8 kind | u32 payload's length (big-endian) | payload
 //
 // The window of the stream is the back pressure: what is not read stays with the
-// command that writes it.
+// command that writes it, or in its file.
+//
+// Of an opened file, each FrameSend is answered by FrameData and one FrameDone.
+// What is created comes as FrameData and ends with a FrameDone without a payload,
+// without which it is broken off; the guest answers with one FrameDone, also
+// before that where it failed.
 
 // Kinds of a frame.
 const (
@@ -22,6 +27,9 @@ const (
 	FrameStderr      = 2
 	FrameEnd         = 3 // the payload is an End as JSON; the last frame
 	FrameStdinClosed = 5 // no payload: no stdin is taken from this stream any more
+	FrameData        = 6 // of a file or an archive
+	FrameSend        = 7 // to the guest: a Send as JSON
+	FrameDone        = 8 // from the guest: a Done as JSON
 )
 
 const (
@@ -52,7 +60,7 @@ func ReadFrame(r *bufio.Reader) (kind byte, n int, err error) {
 	kind = b[0]
 	length := binary.BigEndian.Uint32(b[1:])
 	switch kind {
-	case FrameStdin, FrameStdout, FrameStderr, FrameEnd, FrameStdinClosed:
+	case FrameStdin, FrameStdout, FrameStderr, FrameEnd, FrameStdinClosed, FrameData, FrameSend, FrameDone:
 	default:
 		return 0, 0, fmt.Errorf("%w: kind %d", errFrame, kind)
 	}
