@@ -3,7 +3,9 @@ package pid1
 import (
 	"errors"
 	"maps"
+	"math"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -169,4 +171,29 @@ func TestHomeIsTheUsersUnlessTheImageChoseOne(t *testing.T) {
 			t.Errorf("HOME %q, want %q", tc.env["HOME"], tc.home)
 		}
 	}
+}
+
+func FuzzParseOOMKills(f *testing.F) {
+	f.Add([]byte("low 0\noom_kill 3\n"))
+	f.Add([]byte("oom_kill 99999999999999999999"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if kills, ok := parseOOMKills(b); !ok && kills != 0 && kills != math.MaxInt64 && kills != math.MinInt64 {
+			t.Fatalf("%q has %d kills, and none", b, kills)
+		}
+	})
+}
+
+// What the guest is told in its environment is not in that of its commands.
+func FuzzReadEnvironment(f *testing.F) {
+	f.Add("PATH=/bin\x00" + Variable + "={}")
+	f.Add(Variable + "={\x00=x\x00A")
+	f.Fuzz(func(t *testing.T, text string) {
+		_, env, err := readEnvironment(strings.Split(text, "\x00"))
+		if _, told := env[Variable]; told || err == nil && env == nil {
+			t.Fatalf("%q: %q, %v", text, env, err)
+		}
+		if _, some := env[""]; some {
+			t.Fatalf("%q: a variable without a name", text)
+		}
+	})
 }
