@@ -24,7 +24,7 @@ func (s *Session) Start(ctx context.Context, r StartRequest) (Started, error) {
 		if err != nil {
 			return Started{}, err
 		}
-		return Started{Exec: rec.Exec, Stream: replay(rec)}, nil
+		return Started{Exec: rec.Exec, Stream: replay(rec, Offsets{})}, nil
 	}
 	x, known, err := s.begin(ctx, e, c)
 	if err != nil {
@@ -32,7 +32,7 @@ func (s *Session) Start(ctx context.Context, r StartRequest) (Started, error) {
 	}
 	if known != nil {
 		if x = s.p.execs.find(known.Exec); x == nil {
-			return Started{Exec: known.Exec, Stream: replay(known), Notice: s.notice(e, known.Generation)}, nil
+			return Started{Exec: known.Exec, Stream: replay(known, Offsets{}), Notice: s.notice(e, known.Generation)}, nil
 		}
 	}
 	if err := x.awaitStart(ctx); err != nil {
@@ -56,7 +56,7 @@ func (s *Session) Attach(ctx context.Context, r AttachRequest) (Attached, error)
 		return Attached{}, Errorf(KindInvalid, "from counts bytes, from 0 on")
 	}
 	if x == nil {
-		return Attached{Exec: rec.Exec, State: "exited", Stream: replay(rec)}, nil
+		return Attached{Exec: rec.Exec, State: "exited", Stream: replay(rec, r.From)}, nil
 	}
 	if err := x.awaitStart(ctx); err != nil {
 		return Attached{}, err

@@ -304,15 +304,17 @@ func (x *exec) terminalHold(now time.Time) (Hold, bool) {
 	return Hold{Kind: HoldTerminal, Ref: x.name, Since: At(x.joinedAt), Until: AtPtr(ceilMillis(until))}, true
 }
 
-// replay is the stream of an exec of which only the record is left.
-func replay(rec *ExecRecord) ExecStream {
+// replay is the stream of an exec of which only the record is left, behind the
+// bytes that are had already.
+func replay(rec *ExecRecord, from Offsets) ExecStream {
 	r := &recordStream{name: rec.Exec}
 	if rec.End != nil {
 		r.exit = exitOf(*rec.End, rec.Lost)
 		if rec.End.OmittedOut > 0 || rec.End.OmittedErr > 0 || rec.End.OutputLost {
 			r.exit.OutputLost = true
 		} else {
-			r.out, r.err = rec.End.Stdout, rec.End.Stderr
+			r.out = rec.End.Stdout[min(from.Stdout, int64(len(rec.End.Stdout))):]
+			r.err = rec.End.Stderr[min(from.Stderr, int64(len(rec.End.Stderr))):]
 		}
 	} else {
 		r.exit = exitOf(ExecEnd{}, rec.Lost)

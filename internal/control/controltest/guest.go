@@ -17,7 +17,8 @@ import (
 // sandbox runs; else its calls fail with ErrGuestUnreachable, also those that wait.
 //
 // An exec ends at once with exit code 0, unless OnStart says otherwise or its
-// timeout is due.
+// timeout is due. What it writes meanwhile, by Write, comes to who has joined it
+// at once; the output of its end follows.
 type Guests struct {
 	Faults
 	engine *Engine
@@ -44,6 +45,7 @@ type process struct {
 	result  control.ExecEnd
 	left    chan struct{} // closed once nothing of it lives
 	timeout *time.Timer
+	output
 }
 
 var _ control.Guests = (*Guests)(nil)
@@ -167,8 +169,9 @@ func (g *guest) Start(ctx context.Context, s control.ExecStart) (st control.Exec
 			}
 		}
 		p := &process{
-			start: s, pid: 2 + len(execs), began: time.Now(), end: make(chan struct{}), left: make(chan struct{}),
+			start: s, pid: 2 + len(execs), began: time.Now(), end: make(chan struct{}), left: make(chan struct{}), output: newOutput(),
 		}
+		p.take(s.Stdin)
 		execs[s.Exec] = p
 		st.PID = p.pid
 		g.mu.Lock()
@@ -206,6 +209,9 @@ func (p *process) finish(end control.ExecEnd) bool {
 	if end.Cwd == "" {
 		end.Cwd = cmp.Or(p.start.Cwd, p.start.Workdir)
 	}
+	p.put(control.Stdout, end.Stdout)
+	p.put(control.Stderr, end.Stderr)
+	end.Stdout, end.Stderr = p.all[0], p.all[1]
 	p.result = end
 	close(p.end)
 	if end.Left == 0 {
