@@ -45,6 +45,7 @@ type fixture struct {
 	checked uint64 // the last event that was held against the contract
 	wall    time.Duration
 	watch   func(*control.Batch) error // asked before each commit
+	mortal  *life                      // whose calls go to the store; nil: nobody counts
 }
 
 // rule runs a test in a bubble. Options are changed before the plane opens.
@@ -82,10 +83,20 @@ func (f *fixture) open() {
 	f.Helper()
 	f.alarms = controltest.NewAlarms()
 	f.o.Store, f.o.Alarms = f.store, f.alarms
+	if f.mortal != nil {
+		f.o.Store = mortalStore{f.store, f.mortal}
+	}
 	if f.watch != nil {
 		f.store.OnCommit(f.watch)
 	}
 	p, err := control.Open(f.Context(), f.o)
+	if f.mortal != nil && f.mortal.isDead() { // it did not live to see it
+		f.plane = nil
+		if p != nil {
+			p.Close(context.WithoutCancel(f.Context())) //nolint:errcheck // a dead process closes nothing
+		}
+		return
+	}
 	f.must(err)
 	f.plane = p
 	ctx, cancel := context.WithCancel(context.WithoutCancel(f.Context()))
@@ -101,7 +112,11 @@ func (f *fixture) open() {
 func (f *fixture) close() {
 	f.Helper()
 	f.stop()
-	f.must(f.plane.Close(context.WithoutCancel(f.Context())))
+	err := f.plane.Close(context.WithoutCancel(f.Context()))
+	if f.mortal != nil && f.mortal.isDead() {
+		return
+	}
+	f.must(err)
 	f.checkEvents()
 }
 

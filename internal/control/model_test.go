@@ -27,7 +27,7 @@ func TestInvariants(t *testing.T) {
 		var failed any
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
-			m := newModel(inBubble{rt, ctx})
+			m := newModel(inBubble{rt, ctx}, rt)
 			defer func() {
 				failed = recover() // out of the bubble, where rapid waits for it
 				cancel()
@@ -84,11 +84,15 @@ type modelProcess struct {
 	ended   bool
 }
 
-func newModel(t inBubble) *model {
-	m := &model{rt: t.T, processes: map[string]*modelProcess{}, purges: map[string]bool{}, announced: map[string]time.Time{}, connected: map[string]bool{}}
+// newModel makes a model that draws from rt; nil where nothing is drawn.
+func newModel(t tester, rt *rapid.T, change ...func(o *control.Options)) *model {
+	m := &model{rt: rt, processes: map[string]*modelProcess{}, purges: map[string]bool{}, announced: map[string]time.Time{}, connected: map[string]bool{}}
 	m.fixture = newFixture(t, func(o *control.Options) {
 		o.Retention, o.MaxTurn, o.FailedAfter, o.RestartGrace = 20*time.Minute, 10*time.Minute, 2*time.Minute, 20*time.Second
 		o.DisconnectGrace, o.Lifetime = 30*time.Second, time.Minute
+		for _, c := range change {
+			c(o)
+		}
 	})
 	m.guests.OnStart(m.started)
 	m.watch = m.judge
@@ -187,6 +191,8 @@ func (m *model) started(sandbox string, s control.ExecStart) *control.ExecEnd {
 		return nil
 	case strings.HasPrefix(s.Shell, "left"):
 		return &control.ExecEnd{Left: 1}
+	case strings.HasPrefix(s.Shell, "big"):
+		return &control.ExecEnd{Stdout: make([]byte, 100_000)}
 	}
 	return &control.ExecEnd{ExitCode: 7}
 }
@@ -610,9 +616,13 @@ func (m *model) runs(p *modelProcess) bool {
 
 // tell shows the log's end, where a check fails.
 func (m *model) tell() {
+	logf := m.rt.Logf
+	if m.rt == nil {
+		logf = m.Errorf
+	}
 	ev, _, last, _ := m.plane.Events(0, 1_000_000, control.EventFilter{})
 	for _, e := range ev[max(0, len(ev)-40):] {
-		m.rt.Logf("%d/%d %s %s %s %s %s %v", e.Seq, last, e.Time, e.Kind, e.Env, e.Actor, e.Reason, e.Data)
+		logf("%d/%d %s %s %s %s %s %v", e.Seq, last, e.Time, e.Kind, e.Env, e.Actor, e.Reason, e.Data)
 	}
 }
 
@@ -671,7 +681,7 @@ func (m *model) checkRuns() {
 		if s.Shell == "old" {
 			m.Fatalf("a command ran in a generation that is over")
 		}
-		id := strings.TrimLeft(s.Shell, "shortlonglef")
+		id := strings.TrimLeft(s.Shell, "shortlonglefbi")
 		if key := s.Sandbox + " " + id; id != "" {
 			if ids[key] {
 				m.Fatalf("the command of id %s ran twice in %s", id, s.Sandbox)
