@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -159,12 +160,21 @@ func openSame(dir *os.Root, base string, info fs.FileInfo) (*os.File, error) {
 }
 
 func (p *packer) header(info fs.FileInfo, name, target string) error {
-	h, err := tar.FileInfoHeader(info, target)
+	h, err := headerOf(info, name, target)
 	if err != nil {
 		return &EntryError{name, err}
 	}
-	h.Name, h.Uname, h.Gname = name, "", ""
 	return p.write(h)
+}
+
+func headerOf(info fs.FileInfo, name, target string) (*tar.Header, error) {
+	h, err := tar.FileInfoHeader(info, target)
+	if err != nil {
+		return nil, err
+	}
+	h.Name, h.Uname, h.Gname = name, "", ""
+	h.ModTime = h.ModTime.Truncate(time.Second) // it would be rounded, into the future too
+	return h, nil
 }
 
 func (p *packer) write(h *tar.Header) error {
@@ -176,11 +186,10 @@ func (p *packer) write(h *tar.Header) error {
 
 // file writes an open file, or a link to it where it was written under another name.
 func (p *packer) file(f *os.File, info fs.FileInfo, name string) error {
-	h, err := tar.FileInfoHeader(info, "")
+	h, err := headerOf(info, name, "")
 	if err != nil {
 		return &EntryError{name, err}
 	}
-	h.Name, h.Uname, h.Gname = name, "", ""
 	if id, several := inode(info); several {
 		if first, ok := p.links[id]; ok {
 			h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0
