@@ -65,9 +65,11 @@ type execution struct {
 
 // shellRun is what a shell command needs to commit its state.
 type shellRun struct {
-	from *shellState
-	env  map[string]string
-	file *os.File
+	from  *shellState
+	env   map[string]string
+	file  *os.File
+	given int  // bytes that the file begins with
+	save  bool // else it loads functions alone
 }
 
 // supervise is the goroutine of one execution. status is what a start that
@@ -217,16 +219,14 @@ func (e *execution) finish(status int, wait unix.WaitStatus, empty bool) {
 		end.ExitCode = wait.ExitStatus()
 	}
 	if s := e.shell; s != nil {
-		if status < 0 && wait.Exited() && !timedOut && !killed {
-			if exported, ok := readState(s.file); ok {
-				if pwd := exported["PWD"]; pwd != "" {
-					end.Cwd = pwd
-				}
+		if s.save && status < 0 && wait.Exited() && !timedOut && !killed {
+			if left := readState(s.file, s.given); left != nil {
+				end.Cwd = left.cwd
 				from := s.from
 				if e.cwdLost != "" { // told by now: what comes next begins where this one was
-					from = &shellState{vars: from.vars}
+					from = &shellState{vars: from.vars, functions: from.functions}
 				}
-				e.run.shells.commit(from.next(e.dir, s.env, exported))
+				e.run.shells.commit(from.next(e.dir, s.env, left))
 			}
 		}
 		s.file.Close()

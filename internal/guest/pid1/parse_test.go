@@ -1,64 +1,12 @@
 package pid1
 
 import (
-	"errors"
 	"maps"
 	"math"
 	"slices"
 	"strings"
 	"testing"
 )
-
-func TestParseExports(t *testing.T) {
-	for name, tc := range map[string]struct {
-		in   string
-		want map[string]string // nil: malformed
-	}{
-		"bash":             {"declare -x A=\"a \\\"b\\\" \\$c \\\\ \\`d\\`\nx\"\ndeclare -x B\ndeclare -rx C=\"1\"\n#end\n", map[string]string{"A": "a \"b\" $c \\ `d`\nx", "C": "1"}},
-		"bash, ansi":       {"declare -x A=$'a\\001\\t\\'\\n\\E'\n#end\n", map[string]string{"A": "a\x01\t'\n\x1b"}},
-		"an array":         {"declare -ax A=([0]=\"1\")\ndeclare -x B=\"2\"\n#end\n", map[string]string{"B": "2"}},
-		"posix mode":       {"export A=\"1\"\n#end\n", map[string]string{"A": "1"}},
-		"dash":             {"export A='it'\"'\"'s'\nexport B\nexport C=''\n#end\n", map[string]string{"A": "it's", "C": ""}},
-		"ash":              {"export A='it'\\''s'\n#end\n", map[string]string{"A": "it's"}},
-		"an end in it":     {"export A='x\n#end\n'\n#end\n", map[string]string{"A": "x\n#end\n"}},
-		"nothing":          {"", nil},
-		"cut off":          {"export A='1'\n", nil},
-		"cut off in quote": {"export A='1\n#end\n", nil},
-		"noise":            {"hello\n#end\n", nil},
-		"no mark":          {"export A=1", nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := parseExports(tc.in)
-			if tc.want == nil {
-				if err == nil {
-					t.Errorf("%q, want an error", got)
-				}
-				return
-			}
-			if err != nil || !maps.Equal(got, tc.want) {
-				t.Errorf("%q, %v; want %q", got, err, tc.want)
-			}
-		})
-	}
-}
-
-func FuzzParseExports(f *testing.F) {
-	f.Add("declare -x A=\"1\"\n#end\n")
-	f.Add("export A='1'\\''2'\n#end\n")
-	f.Add("declare -x A=$'\\001\\x'\n#end\n")
-	f.Add("export A\nexport B=\\\n#end\n")
-	f.Fuzz(func(t *testing.T, in string) {
-		vars, err := parseExports(in)
-		if err != nil && !errors.Is(err, errExports) {
-			t.Fatal(err)
-		}
-		for name := range vars {
-			if err == nil && !identifier(name) {
-				t.Fatalf("a variable %q", name)
-			}
-		}
-	})
-}
 
 func FuzzParseStat(f *testing.F) {
 	f.Add([]byte("12 (sleep) S 1 12 12 0 -1 4194304 9"))

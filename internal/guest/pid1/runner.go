@@ -154,14 +154,11 @@ func (r *runner) launch(e *execution, s *wire.Start, stdin []byte) error {
 			fail(exitMissing, "sandkeeper: this image has no shell (bash or sh); give a program and its arguments (argv) instead")
 			return nil
 		}
-		text := s.Shell
-		if file := r.stateFile(s); file != nil {
-			e.shell = &shellRun{from: from, env: env, file: file}
-			c.Extra = sh.fd
-			text = sh.with(text)
-		}
 		e.program = sh.path
-		c.Path, c.Argv = sh.path, []string{filepath.Base(sh.path), "-c", text}
+		c.Path, c.Argv = sh.path, e.shellArgs(sh, s, from, env)
+		if e.shell != nil {
+			c.Extra = stateFD
+		}
 	} else {
 		path, errno := lookProgram(s.Argv[0], env["PATH"], e.dir)
 		if errno != 0 {
@@ -184,11 +181,29 @@ func (r *runner) launch(e *execution, s *wire.Start, stdin []byte) error {
 	return nil
 }
 
-func (r *runner) stateFile(s *wire.Start) *os.File {
-	if s.Background || s.TTY != nil {
-		return nil
+// shellArgs are the arguments of the shell that runs a text. Where it loads
+// functions or saves its state, it gets a file for that.
+func (e *execution) shellArgs(sh shell, s *wire.Start, from *shellState, env map[string]string) []string {
+	save, load, functions := !s.Background && s.TTY == nil, "", ""
+	if _, posix := env["POSIXLY_CORRECT"]; sh.bash && !posix && from.functions != "" {
+		functions = from.functions
+		load = loader(functions, env, save)
 	}
-	return newStateFile()
+	if !save && load == "" {
+		return sh.plainArgs(s.Shell)
+	}
+	file := newStateFile(load)
+	if file == nil {
+		return sh.plainArgs(s.Shell)
+	}
+	e.shell = &shellRun{from: from, env: maps.Clone(env), file: file, given: len(load), save: save}
+	if load != "" {
+		env[bashEnv] = stateFile
+	}
+	if !save {
+		return sh.plainArgs(s.Shell)
+	}
+	return sh.args(s.Shell, functions)
 }
 
 // chooseDir decides where the command runs.
@@ -298,7 +313,11 @@ func (e *execution) spawnTTY(c *keeper.Command, s *wire.Start, stdin []byte) err
 	defer unix.Close(t.slave)
 	typed, err := unix.FcntlInt(uintptr(t.master), unix.F_DUPFD_CLOEXEC, 0)
 	if err == nil {
-		if err = e.handOver(c, []int{t.slave, t.slave, t.slave}); err != nil {
+		files := []int{t.slave, t.slave, t.slave}
+		if e.shell != nil {
+			files = append(files, int(e.shell.file.Fd()))
+		}
+		if err = e.handOver(c, files); err != nil {
 			unix.Close(typed)
 		}
 	}
