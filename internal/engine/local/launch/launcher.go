@@ -76,7 +76,9 @@ func (l *launcher) start() (Process, error) {
 	}
 	term := make(chan os.Signal, 1)
 	signal.Notify(term, unix.SIGTERM)
-	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGPIPE)
+	// Taken and not ignored: what is ignored, also by whoever started the server
+	// (nohup, a shell's &), would stay so in what the sandbox runs.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGPIPE)
 	status, plan, err := l.clone()
 	if err != nil {
 		return Process{}, err
