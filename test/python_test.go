@@ -9,35 +9,59 @@ import (
 	"sandkeeper/test/need"
 )
 
-// The Python client, from a wheel built by its own metadata, against the real server.
-func TestPythonClient(t *testing.T) {
-	const python = "/usr/bin/python3"
-	if err := exec.Command(python, "-c", "import websockets, setuptools, wheel, venv, pip").Run(); err != nil {
-		need.Missing(t, "python", python+" with websockets, setuptools, wheel, venv and pip: "+err.Error())
+// The system's Python: its packages are those that the client needs.
+const python = "/usr/bin/python3"
+
+func needPython(t *testing.T, modules string) {
+	t.Helper()
+	if out, err := exec.Command(python, "-c", "import "+modules).CombinedOutput(); err != nil {
+		need.Missing(t, "python", python+" with "+modules+": "+err.Error()+"\n"+string(out))
 	}
-	dir := t.TempDir()
-	run := func(env []string, name string, args ...string) {
-		t.Helper()
-		cmd := exec.CommandContext(t.Context(), name, args...)
-		cmd.Env = append(os.Environ(), env...)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s %q: %v\n%s", name, args, err, out)
-		}
+}
+
+func runPython(t *testing.T, env []string, name string, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd.Env = append(os.Environ(), env...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
 	}
-	// A copy: building leaves files beside the sources.
-	source := filepath.Join(dir, "source")
-	if err := os.CopyFS(source, os.DirFS("../clients/python")); err != nil {
+}
+
+// pythonSource is a copy: building and checking leave files beside the sources.
+func pythonSource(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "source")
+	if err := os.CopyFS(dir, os.DirFS("../clients/python")); err != nil {
 		t.Fatal(err)
 	}
-	run(nil, python, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", dir, source)
+	return dir
+}
+
+// The Python client, from a wheel built by its own metadata, against the real server.
+func TestPythonClient(t *testing.T) {
+	t.Parallel()
+	needPython(t, "websockets, setuptools, wheel, venv, pip")
+	source, dir := pythonSource(t), t.TempDir()
+	runPython(t, nil, python, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index", "-w", dir, source)
 	wheels, err := filepath.Glob(filepath.Join(dir, "*.whl"))
 	if err != nil || len(wheels) != 1 {
 		t.Fatalf("wheels %q, %v", wheels, err)
 	}
 	venv := filepath.Join(dir, "venv")
-	run(nil, python, "-m", "venv", "--system-site-packages", venv)
 	inside := filepath.Join(venv, "bin/python")
-	run(nil, inside, "-m", "pip", "install", "--no-index", "--no-deps", wheels[0])
+	runPython(t, nil, python, "-m", "venv", "--without-pip", "--system-site-packages", venv)
+	runPython(t, nil, python, "-m", "pip", "--python", inside, "install", "-q", "--no-index", "--no-deps", wheels[0])
 	s := StartLocal(t)
-	run([]string{"SANDKEEPER_URL=" + s.URL, "SANDKEEPER_TOKEN=" + s.Token(t, "agent")}, inside, filepath.Join(source, "tests/test_client.py"))
+	runPython(t, []string{"SANDKEEPER_URL=" + s.URL, "SANDKEEPER_TOKEN=" + s.Token(t, "agent")},
+		inside, "-m", "unittest", "discover", "-v", "-s", filepath.Join(source, "tests"))
+}
+
+func TestPythonClientIsTyped(t *testing.T) {
+	t.Parallel()
+	needPython(t, "mypy, websockets")
+	source := pythonSource(t)
+	runPython(t, []string{"MYPYPATH=" + filepath.Join(source, "src") + ":" + filepath.Join(source, "tests")},
+		python, "-m", "mypy", "--strict", "--config-file", filepath.Join(source, "pyproject.toml"), "--cache-dir", t.TempDir(),
+		filepath.Join(source, "src"), filepath.Join(source, "tests"))
 }

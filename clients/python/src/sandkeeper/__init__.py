@@ -1,19 +1,23 @@
 """Terminal sandboxes for AI agents: the client of a Sandkeeper server.
 
 `AsyncClient` is the asyncio client, `Client` the same for plain synchronous
-code. Both keep one connection; when it drops they dial again with growing
-pauses and resume their session. A command carries an id, so that a call that is
-repeated never runs it twice. What may not be repeated and was under way fails
-with `Dropped`.
+code, and `sandkeeper.adapter.Terminal` what an agent framework's terminal tool
+needs. Each keeps one connection; when it drops, it dials again with growing
+pauses and resumes its session, its streams and its events. A command carries an
+id, so that a call that is asked again never runs it twice. What may not be asked
+again and was under way fails with `Dropped`.
+
+`sandkeeper.wire` has the types of what the server tells.
 """
 
-from .aio import AsyncClient, RunResult, Task, connect
+from .aio import AsyncClient, Command, Ref, RunResult, Task
 from .errors import (
     Closed,
     Conflict,
     Draining,
     Dropped,
     EngineUnavailable,
+    EventsLost,
     Forbidden,
     GapError,
     GenerationGone,
@@ -21,25 +25,30 @@ from .errors import (
     HelloRequired,
     ImageUnavailable,
     InvalidParams,
+    InvalidRequest,
     NotFound,
-    NotificationsLost,
     QuotaExceeded,
     SandkeeperError,
     ServerError,
     TakenOver,
+    TooBig,
     UnknownMethod,
 )
-from .process import Process
-from .sync import Client, SyncProcess
+from .events import Events
+from .process import Output, Process
+from .sync import Client, SyncEvents, SyncProcess
 
 __all__ = [
     "AsyncClient",
     "Client",
     "Closed",
+    "Command",
     "Conflict",
     "Draining",
     "Dropped",
     "EngineUnavailable",
+    "Events",
+    "EventsLost",
     "Forbidden",
     "GapError",
     "GenerationGone",
@@ -47,16 +56,19 @@ __all__ = [
     "HelloRequired",
     "ImageUnavailable",
     "InvalidParams",
+    "InvalidRequest",
     "NotFound",
-    "NotificationsLost",
+    "Output",
     "Process",
     "QuotaExceeded",
+    "Ref",
     "RunResult",
     "SandkeeperError",
     "ServerError",
+    "SyncEvents",
     "SyncProcess",
     "TakenOver",
     "Task",
+    "TooBig",
     "UnknownMethod",
-    "connect",
 ]

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+from .wire import Tombstone
+
 
 class SandkeeperError(Exception):
     """Any failure of this package's."""
 
 
 class Closed(SandkeeperError):
-    """The client or the process was closed."""
+    """The client, the process or the subscription was closed."""
 
 
 class Dropped(SandkeeperError):
-    """The connection dropped under a call that may not be repeated; it may have been done."""
+    """The connection dropped under a call that may not be repeated, or did not come back in time.
+
+    Whether the call was done is not known.
+    """
 
 
 class TakenOver(SandkeeperError):
     """A newer connection has the session."""
 
 
-class NotificationsLost(SandkeeperError):
-    """A reader of notifications fell too far behind."""
+class TooBig(SandkeeperError):
+    """The call is larger than the server takes."""
 
 
 class HandshakeRefused(SandkeeperError):
@@ -42,6 +47,10 @@ class GapError(SandkeeperError):
         self.size = size
 
 
+class EventsLost(SandkeeperError):
+    """The log no longer reaches back to where the reader was; reading goes on with what there is."""
+
+
 class ServerError(SandkeeperError):
     """What the server answered instead of a result."""
 
@@ -51,17 +60,31 @@ class ServerError(SandkeeperError):
         self.code = int(error.get("code", 0))
         self.data: dict[str, Any] = data if isinstance(data, dict) else {}
         self.kind = str(self.data.get("kind", ""))
-        super().__init__(f"{method}: {error.get('message', self.kind)}")
+        super().__init__(f"{method}: {error.get('message') or self.kind}")
 
     @property
     def retry_after(self) -> float | None:
         """Seconds after which it is worth another try, where the server says so."""
         ms = self.data.get("retry_after_ms")
-        return None if ms is None else ms / 1000
+        return None if ms is None else float(ms) / 1000
+
+
+class InvalidRequest(ServerError):
+    """What was sent is no request."""
 
 
 class InvalidParams(ServerError):
-    """The server does not take these parameters; `data` may have an `errno`."""
+    """The server does not take these parameters."""
+
+    @property
+    def field(self) -> str | None:
+        """The parameter that is wrong, where it is one alone."""
+        return self.data.get("field")
+
+    @property
+    def errno(self) -> str | None:
+        """The file system's own reason ("EISDIR", "EACCES", ...), where that refused."""
+        return self.data.get("errno")
 
 
 class UnknownMethod(ServerError):
@@ -84,7 +107,7 @@ class GenerationGone(ServerError):
     """The sandbox was replaced or removed; `tombstone` says how."""
 
     @property
-    def tombstone(self) -> dict[str, Any] | None:
+    def tombstone(self) -> Tombstone | None:
         return self.data.get("tombstone")
 
 
@@ -103,12 +126,18 @@ class ImageUnavailable(ServerError):
 class Conflict(ServerError):
     """It contradicts what is there: a pin, drift, or an id of another command."""
 
+    @property
+    def drift(self) -> list[str]:
+        """Of an acquire: the fields that differ."""
+        return self.data.get("drift") or []
+
 
 class Draining(ServerError):
     """The server is going down."""
 
 
 _KINDS: dict[str, type[ServerError]] = {
+    "invalid_request": InvalidRequest,
     "invalid_params": InvalidParams,
     "unknown_method": UnknownMethod,
     "hello_required": HelloRequired,
