@@ -67,5 +67,18 @@ func TestABackupOfARunningServerRestores(t *testing.T) {
 			c, ok := s.Container(t, after)
 			return ok && c.State == "exited"
 		})
+		var orphans struct {
+			Orphans []struct{ Sandbox string }
+		}
+		s.Get(t, "/api/v1/orphans", &orphans)
+		if len(orphans.Orphans) != 1 {
+			t.Fatalf("orphans %+v", orphans)
+		}
+		if status, body := s.Do(t, http.MethodPost, "/api/v1/orphans/"+orphans.Orphans[0].Sandbox+"/adopt", nil); status != http.StatusOK {
+			t.Fatalf("adopt: %d %s", status, body)
+		}
+		if got := w.ReadFile(t, after, "note"); got != "kept too" {
+			t.Errorf("the file of what was adopted: %q", got)
+		}
 	})
 }

@@ -240,6 +240,14 @@ func (g mortalGuest) StatFile(ctx context.Context, path string) (i control.FileI
 func (g mortalGuest) RemoveFile(ctx context.Context, path string, recursive bool) error {
 	return g.do("RemoveFile", func() error { return g.Guest.RemoveFile(ctx, path, recursive) })
 }
+func (g mortalGuest) OpenFile(ctx context.Context, path string) (f control.FileReader, err error) {
+	err = g.do("OpenFile", func() error { f, err = g.Guest.OpenFile(ctx, path); return err })
+	return f, err
+}
+func (g mortalGuest) CreateFile(ctx context.Context, c control.FileCreate) (f control.FileWriter, err error) {
+	err = g.do("CreateFile", func() error { f, err = g.Guest.CreateFile(ctx, c); return err })
+	return f, err
+}
 func (g mortalGuest) Mkdir(ctx context.Context, path string, recursive bool) error {
 	return g.do("Mkdir", func() error { return g.Guest.Mkdir(ctx, path, recursive) })
 }
@@ -268,9 +276,8 @@ func story(m *model) []func() {
 	}
 	env := func(task string, f func(id string)) func() {
 		return func() {
-			vs, _, _ := m.plane.Envs(control.EnvFilter{Task: task})
-			if len(vs) > 0 {
-				f(vs[0].ID)
+			if id := m.idOf(task); id != "" {
+				f(id)
 			}
 			synctest.Wait()
 		}
@@ -337,6 +344,27 @@ func story(m *model) []func() {
 			a.session.Touch(ctx, keep)                 //nolint:errcheck // it may be dead
 			synctest.Wait()
 		},
+		func() {
+			m.later(func(ctx context.Context) error {
+				w, err := m.plane.CreateFile(ctx, control.Mover{Actor: "operator:ada"}, m.idOf("a"), control.FileCreate{Path: "up"})
+				if err != nil {
+					return err
+				}
+				defer w.Close()
+				if _, err := w.Write([]byte("x")); err != nil {
+					return err
+				}
+				_, err = w.Finish()
+				return err
+			})
+			m.later(func(ctx context.Context) error {
+				r, err := m.plane.OpenFile(ctx, control.Mover{Actor: "operator:ada"}, m.idOf("a"), "up")
+				if err == nil {
+					r.Close()
+				}
+				return err
+			})
+		},
 		execs("a", kill),
 		run(control.RunRequest{Ref: keep, Command: "long"}),
 		func() { m.restartInLife() }, // and asked what runs
@@ -397,6 +425,15 @@ func story(m *model) []func() {
 		func() { m.engine.Vanish(otherOrphan, true) },
 		m.round,
 	}
+}
+
+// idOf is the id of a task's environment, "" where there is none.
+func (m *model) idOf(task string) string {
+	vs, _, err := m.plane.Envs(control.EnvFilter{Task: task})
+	if err != nil || len(vs) == 0 {
+		return ""
+	}
+	return vs[0].ID
 }
 
 // live plays the story in a life up to its end, restarts, and converges.

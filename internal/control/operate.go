@@ -2,9 +2,6 @@ package control
 
 import (
 	"context"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 )
 
@@ -108,13 +105,4 @@ func (p *Plane) EnvExecs(_ context.Context, id string) ([]ExecView, error) {
 	}
 	defer e.t.mu.Unlock()
 	return e.execViews(), nil
-}
-
-// Orphans lists what carries our label and has no record.
-func (p *Plane) Orphans() []Orphan {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	os := slices.Collect(maps.Values(p.orphans))
-	slices.SortFunc(os, func(a, b Orphan) int { return strings.Compare(a.Name, b.Name) })
-	return os
 }

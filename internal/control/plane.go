@@ -26,6 +26,10 @@ type Plane struct {
 	wg       sync.WaitGroup
 	draining atomic.Bool
 
+	// orphanMu is held over each decision about an orphan. It is taken before any task's lock.
+	orphanMu sync.Mutex
+	purged   map[string]time.Time // sandboxes of orphans, when; guarded by orphanMu
+
 	// mu guards the maps. It is taken inside a task's lock, never around one.
 	mu       sync.RWMutex
 	tasks    map[TaskKey]*task
@@ -87,7 +91,7 @@ func Open(ctx context.Context, o Options) (*Plane, error) {
 	p := &Plane{
 		o: o, log: o.Log, clock: newClock(o.Wall), ranWas: recs.Ran,
 		tasks: map[TaskKey]*task{}, envs: map[string]*env{}, owners: map[string]int{},
-		sessions: map[string]*Session{}, orphans: map[string]Orphan{},
+		sessions: map[string]*Session{}, orphans: map[string]Orphan{}, purged: map[string]time.Time{},
 	}
 	p.ctx, p.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	p.hub = newHub(o.Store)

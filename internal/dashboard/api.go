@@ -28,6 +28,9 @@ func (d *Dashboard) registerAPI(add router) {
 	add("GET", "/api/v1/events", d.listEvents)
 	add("GET", "/api/v1/events/stream", d.streamEvents)
 	add("GET", "/api/v1/engine", d.engine)
+	add("GET", "/api/v1/orphans", d.listOrphans)
+	add("POST", "/api/v1/orphans/:sandbox/adopt", d.adoptOrphan)
+	add("POST", "/api/v1/orphans/:sandbox/purge", d.purgeOrphan)
 	add("POST", "/api/v1/backup", d.backup)
 }
 

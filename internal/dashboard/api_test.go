@@ -102,12 +102,20 @@ func TestAPIAnswersEveryCallByRoleAndForm(t *testing.T) {
 		{"events of no kind", "GET", "/api/v1/events?kind=Ready!", "op", "", 400, []string{"kind"}},
 		{"events after no number", "GET", "/api/v1/events?after=-1", "op", "", 400, []string{"after"}},
 		{"engine", "GET", "/api/v1/engine", "look", "", 200, []string{`"name":"docker"`, `"reachable":true`, `"enforces":["cpus"`}},
+		{"orphans", "GET", "/api/v1/orphans", "look", "", 200, []string{`"orphans":[{"sandbox":"sk-lost","env":"lost","owner":"ann"`, `"stopped":true`}},
+		{"adopt an orphan", "POST", "/api/v1/orphans/sk-lost/adopt", "op", "", 200, []string{`"id":"lost"`, `"state":"dormant"`}},
+		{"purge an orphan", "POST", "/api/v1/orphans/sk-lost/purge", "op", "", 200, []string{`"orphans":[]`}},
+		{"adopt none", "POST", "/api/v1/orphans/nope/adopt", "op", "", 404, []string{`"kind":"not_found"`}},
+		{"a viewer purges an orphan", "POST", "/api/v1/orphans/sk-lost/purge", "look", "", 403, []string{`"kind":"forbidden"`}},
+		{"a backup that nobody makes", "POST", "/api/v1/backup", "op", "", 400, []string{"no database"}},
+		{"a viewer's backup", "POST", "/api/v1/backup", "look", "", 403, []string{`"kind":"forbidden"`}},
 		{"nothing there", "GET", "/api/v1/nothing", "op", "", 404, []string{`"kind":"not_found"`}},
 		{"another method", "DELETE", "/api/v1/envs/e1", "op", "", 405, []string{`"kind":"method_not_allowed"`}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			h := newHouse(t, nil)
+			h.plane.orphans = []control.Orphan{{Name: "sk-lost", Env: "lost", Owner: "ann", Task: "t", EnvName: "main", FoundAt: time.Now(), Stopped: true}}
 			h.plane.put(readyEnv("e1", "t-1"), control.Event{Kind: control.EnvTouched, Env: "e1", Actor: "operator:ann"}, control.Event{Kind: control.EnvReady, Env: "e1",
 				Actor: "agent:hermes", Data: map[string]any{"generation": 1, "image_id": "sha256:0", "unenforced": []string{}}})
 			e2 := readyEnv("e2", "t-2")

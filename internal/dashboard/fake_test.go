@@ -229,6 +229,42 @@ func (p *fakePlane) Orphans() []control.Orphan {
 	return slices.Clone(p.orphans)
 }
 
+// settle ends an orphan, as adoption and purge do.
+func (p *fakePlane) settle(call, actor, sandbox string) (o control.Orphan, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.calls = append(p.calls, call+" "+actor+" "+sandbox)
+	if p.fail != nil {
+		return o, p.fail
+	}
+	i := slices.IndexFunc(p.orphans, func(o control.Orphan) bool { return o.Name == sandbox })
+	if i < 0 {
+		return o, control.Errorf(control.KindNotFound, "no orphan has the name %q", sandbox)
+	}
+	o = p.orphans[i]
+	p.orphans = slices.Delete(p.orphans, i, i+1)
+	return o, nil
+}
+
+func (p *fakePlane) AdoptOrphan(_ context.Context, actor, sandbox string) (control.View, error) {
+	o, err := p.settle("adopt", actor, sandbox)
+	if err != nil {
+		return control.View{}, err
+	}
+	v := readyEnv(o.Env, o.Task)
+	v.State, v.Owner = control.Dormant, o.Owner
+	p.put(v, control.Event{Kind: control.OrphanAdopted, Actor: actor, Env: o.Env, Task: o.Task})
+	return p.Env(o.Env)
+}
+
+func (p *fakePlane) PurgeOrphan(_ context.Context, actor, sandbox string) error {
+	o, err := p.settle("purge", actor, sandbox)
+	if err == nil {
+		p.happen(control.Event{Kind: control.OrphanRemoved, Actor: actor, Env: o.Env, Task: o.Task})
+	}
+	return err
+}
+
 func (p *fakePlane) Engine() control.EngineStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -223,7 +223,7 @@ func (l *liveBoard) start(context.Context) ([]templ.Component, error) {
 	}
 	l.board = b
 	l.summary, l.empty = b.summary(), b.empty()
-	l.engine, l.orphans = engineOf(l.d.plane.Engine()), orphansOf(l.d.plane.Orphans())
+	l.engine, l.orphans = engineOf(l.d.plane.Engine()), orphansOf(l.d.plane.Orphans(), l.id)
 	var parts []templ.Component
 	if l.seen == "" || l.seen != b.fingerprint() {
 		parts = append(parts, templates.LiveRows(b.rows(l.d.plane.Now(), l.id)))
@@ -283,7 +283,7 @@ func (l *liveBoard) around() []templ.Component {
 		l.engine = e
 		parts = append(parts, templates.LiveEngine(e))
 	}
-	if o := orphansOf(l.d.plane.Orphans()); !reflect.DeepEqual(o, l.orphans) {
+	if o := orphansOf(l.d.plane.Orphans(), l.id); !reflect.DeepEqual(o, l.orphans) {
 		l.orphans = o
 		parts = append(parts, templates.LiveOrphans(o))
 	}

@@ -295,6 +295,15 @@ func TestTheEngineDownAndOrphansAreShown(t *testing.T) {
 			t.Errorf("the page lacks %q", want)
 		}
 	}
+	if strings.Contains(body, "Adopt") {
+		t.Error("a viewer sees what only operators may do")
+	}
+	body = read(t, call(t, h.handler(), "GET", "/", "op", "").Body)
+	for _, want := range []string{`action="/orphans/sandkeeper-x-y/adopt"`, `formaction="/orphans/sandkeeper-x-y/purge"`, "Its files go for good."} {
+		if !strings.Contains(body, want) {
+			t.Errorf("an operator's page lacks %q", want)
+		}
+	}
 }
 
 func TestThePageSaysWhatAWeakIsolationMeansAndWhatToDo(t *testing.T) {

@@ -32,6 +32,8 @@ func (d *Dashboard) registerPages(add router) {
 	}))
 	add("POST", "/envs/:id/stop", d.form(func(ctx context.Context, actor, id string) (control.View, error) { return d.plane.Stop(ctx, actor, id) }))
 	add("POST", "/envs/:id/kill", d.killForm)
+	add("POST", "/orphans/:sandbox/adopt", d.adoptForm)
+	add("POST", "/orphans/:sandbox/purge", d.purgeForm)
 }
 
 // contentPolicy lets a page load what this server serves, and nothing else.
@@ -107,7 +109,7 @@ func (d *Dashboard) boardPage(c echo.Context) error {
 	now := d.plane.Now()
 	page := templates.Board{
 		Frame: d.frame(c, "Environments"), Filter: f.model(), Summary: b.summary(),
-		Engine: engineOf(d.plane.Engine()), Orphans: orphansOf(d.plane.Orphans()),
+		Engine: engineOf(d.plane.Engine()), Orphans: orphansOf(d.plane.Orphans(), id),
 		Rows: b.rows(now, id), Empty: b.empty(), Begin: beginCommand(c.Request()), Feed: entriesOf(events),
 	}
 	page.Frame.Stream = f.address("/stream", f.before, "after", strconv.FormatUint(last, 10), "seen", b.fingerprint())
@@ -273,11 +275,13 @@ func (d *Dashboard) form(do func(ctx context.Context, actor, id string) (control
 	}
 }
 
-func done(c echo.Context) error {
+func done(c echo.Context) error { return back(c, "/#env-"+c.Param("id")) }
+
+func back(c echo.Context, to string) error {
 	if c.Request().Header.Get("HX-Request") != "" {
 		return c.NoContent(http.StatusNoContent)
 	}
-	return c.Redirect(http.StatusSeeOther, "/#env-"+c.Param("id"))
+	return c.Redirect(http.StatusSeeOther, to)
 }
 
 // pinForm pins: the row's button without more, the page's form with a reason

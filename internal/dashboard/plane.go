@@ -22,6 +22,8 @@ type Plane interface {
 	CreateFile(ctx context.Context, m control.Mover, env string, c control.FileCreate) (control.FileWriter, error)
 	Forecast(within time.Duration) []control.Forecast
 	Orphans() []control.Orphan
+	AdoptOrphan(ctx context.Context, actor, sandbox string) (control.View, error)
+	PurgeOrphan(ctx context.Context, actor, sandbox string) error
 	Engine() control.EngineStatus
 	Events(after uint64, limit int, f control.EventFilter) (ev []control.Event, first, last uint64, err error)
 	Record(ctx context.Context, ev control.Event) error

@@ -240,12 +240,15 @@ func engineOf(s control.EngineStatus) templates.Engine {
 	return e
 }
 
-func orphansOf(list []control.Orphan) []templates.Orphan {
+func orphansOf(list []control.Orphan, asker identity) []templates.Orphan {
 	out := make([]templates.Orphan, len(list))
 	for i, o := range list {
 		out[i] = templates.Orphan{Name: o.Name, Task: o.Task, Image: o.Image, Word: "still running"}
 		if o.Stopped {
 			out[i].Word = "stopped"
+		}
+		if asker.operates() {
+			out[i].Acts = &templates.OrphanActs{CSRF: asker.formToken(), Href: "/orphans/" + url.PathEscape(o.Name), CanAdopt: o.Stopped}
 		}
 	}
 	return out

@@ -95,7 +95,15 @@ type Orphan struct {
 	Name  Text
 	Task  Text
 	Image Text
-	Word  string // "stopped and kept", "running"
+	Word  string      // "stopped and kept", "running"
+	Acts  *OrphanActs // nil: who asks may not
+}
+
+// OrphanActs is what an operator can do about an orphan.
+type OrphanActs struct {
+	CSRF     string
+	Href     string
+	CanAdopt bool // it is stopped
 }
 
 // Moment is an instant, drawn as the time since or until it.
