@@ -66,10 +66,10 @@ func inside() int {
 	if err := ready.Rehearse(); err != nil {
 		return launch.Refuse(err)
 	}
-	guest, code := builder.Become()
+	ready.Adopt(builder.Keeper)
+	guest, code := builder.Become(ready.RehearseCommands)
 	if guest == nil {
 		return code
 	}
-	ready.Keeper = builder.Keeper
 	return ready.Run(guest, os.Environ())
 }

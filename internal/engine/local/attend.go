@@ -114,7 +114,11 @@ func (e *Engine) finish(b *box, r *run) {
 	// Whoever starts it again removes what is busy for longer.
 	ctx, cancel := context.WithTimeout(context.Background(), groupsWait)
 	defer cancel()
-	if err := e.can.groups.remove(ctx, b.name); err != nil {
+	group := last.Group
+	if group == "" {
+		group = b.name
+	}
+	if err := e.can.groups.remove(ctx, group); err != nil {
 		e.log.Debug("control group stays for now", "sandbox", b.name, "err", err)
 	}
 	defer close(r.done)

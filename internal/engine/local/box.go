@@ -134,7 +134,7 @@ func (b *box) there() bool {
 
 // write puts the spec on disk for good.
 func (b *box) write(k kept) error {
-	place, err := b.prepare(k)
+	place, err := prepare(b.dir, k)
 	if err != nil {
 		return err
 	}
@@ -145,12 +145,12 @@ func (b *box) write(k kept) error {
 }
 
 // prepare puts the spec on disk, under a name that means nothing; place renames it.
-func (b *box) prepare(k kept) (place func() error, err error) {
+func prepare(dir string, k kept) (place func() error, err error) {
 	raw, err := json.Marshal(k)
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.CreateTemp(b.dir, ".new-*")
+	f, err := os.CreateTemp(dir, ".new-*")
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +159,7 @@ func (b *box) prepare(k kept) (place func() error, err error) {
 		return nil, errors.Join(err, os.Remove(f.Name()))
 	}
 	return func() error {
-		if err := os.Rename(f.Name(), filepath.Join(b.dir, specFile)); err != nil {
+		if err := os.Rename(f.Name(), filepath.Join(dir, specFile)); err != nil {
 			return errors.Join(err, os.Remove(f.Name()))
 		}
 		return nil
@@ -269,14 +269,18 @@ func (e *Engine) load(ctx context.Context) error {
 func (e *Engine) dropOldGroups(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
+	used := make(map[string]bool)
+	for _, b := range e.boxes {
+		if r, _ := e.running(b); r != nil {
+			used[b.group()] = true
+		}
+	}
 	for _, name := range e.can.groups.left() {
-		if b := e.boxes[name]; b != nil {
-			if r, _ := e.running(b); r != nil {
-				continue
-			}
+		if used[name] {
+			continue
 		}
 		if err := e.can.groups.remove(ctx, name); err != nil {
-			e.log.Warn("control group stays", "sandbox", name, "err", err)
+			e.log.Warn("control group stays", "group", name, "err", err)
 		}
 	}
 }

@@ -255,7 +255,7 @@ func (g groups) memory(name string) (dir string, two bool) {
 
 // create makes a sandbox's groups, with its limits.
 func (g groups) create(name string, l control.Limits) (launch.Groups, error) {
-	var made launch.Groups
+	made := launch.Groups{Name: name}
 	for _, base := range g.dirs() {
 		for _, n := range []string{name, standing} {
 			if err := os.Mkdir(filepath.Join(base, n), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -325,7 +325,25 @@ func (g groups) settings(l control.Limits) (list []setting) {
 	return list
 }
 
-// remove removes a sandbox's groups, which what ran in them leaves a little
+// group is the name of a sandbox's control groups: those of its last run, or else its
+// own. The engine's mu is held, or the sandbox's turn.
+func (b *box) group() string {
+	if b.last != nil && b.last.Group != "" {
+		return b.last.Group
+	}
+	return b.name
+}
+
+// removeGroups removes a sandbox's groups, of whichever run.
+func (e *Engine) removeGroups(ctx context.Context, b *box) error {
+	err := e.can.groups.remove(ctx, b.name)
+	if group := b.group(); group != b.name {
+		err = errors.Join(err, e.can.groups.remove(ctx, group))
+	}
+	return err
+}
+
+// remove removes groups of that name, which what ran in them leaves a little
 // after its end. Absent ones are success.
 func (g groups) remove(ctx context.Context, name string) error {
 	var errs []error

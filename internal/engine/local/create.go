@@ -57,25 +57,61 @@ func (e *Engine) networkOf(asked string) error {
 }
 
 func (e *Engine) makeBox(b *box, spec control.SandboxSpec) error {
+	k := kept{Spec: spec, CreatedAt: time.Now().UTC()}
+	if !e.makeOfHeld(b, k) {
+		if err := e.makeAnew(b, k); err != nil {
+			return err
+		}
+	}
+	e.set(func() { b.kept, b.last = &k, nil })
+	b.settle(e)
+	return nil
+}
+
+func (e *Engine) makeAnew(b *box, k kept) error {
 	if err := os.Mkdir(b.dir, 0o700); err != nil && !os.IsExist(err) {
 		return err
 	}
-	k := kept{Spec: spec, CreatedAt: time.Now().UTC()}
 	// The disk is waited for while the directories are made, and while the start is
 	// prepared: nothing runs before its directory is there for good.
 	var place func() error
 	var placeErr error
 	var prepared sync.WaitGroup
-	prepared.Go(func() { place, placeErr = b.prepare(k) })
+	prepared.Go(func() { place, placeErr = prepare(b.dir, k) })
 	err := makeFiles(b.dir)
 	prepared.Wait()
 	if err := errors.Join(err, placeErr); err != nil {
 		return err
 	}
-	if err := place(); err != nil {
-		return err
+	return place()
+}
+
+// makeOfHeld makes a new sandbox of one that is held, if there is one of its kind: the
+// spec is on disk in the directory before that has the sandbox's name.
+func (e *Engine) makeOfHeld(b *box, k kept) bool {
+	if b.kept != nil { // it has files
+		return false
 	}
-	e.set(func() { b.kept, b.last = &k, nil })
-	b.settle(e)
-	return nil
+	h := e.stock.takeHeld(e.kind(k.Spec.Network))
+	if h == nil {
+		return false
+	}
+	place, err := prepare(h.dir, k)
+	if err == nil {
+		err = place()
+	}
+	if err == nil {
+		err = os.Rename(h.dir, b.dir)
+	}
+	if err == nil {
+		h.dir = ""
+		if e.stock.name(b.name, h) {
+			return true
+		}
+		err = errors.New("the engine is closed") // the sandbox is made all the same
+	}
+	e.log.Warn("a sandbox that was held is not used", "sandbox", b.name, "err", err)
+	made := h.dir == ""
+	e.filling.Go(func() { e.letGo(h) })
+	return made
 }

@@ -118,8 +118,7 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 		return nil, err
 	}
 	if !opts.PruneOnly {
-		e.stock.shells[e.kind("default")] = nil
-		e.stock.ask()
+		e.stock.expect(e.kind("default"))
 		e.filling.Go(e.keepStock)
 	}
 	return e, nil
@@ -196,13 +195,17 @@ func (e *Engine) probe(ctx context.Context) error {
 		network = "none"
 	}
 	spec := control.SandboxSpec{Name: name, Env: "probe", Network: network, Workdir: "/workspace", Limits: control.Limits{CPUs: 1, MemoryMB: 512, Pids: 64}}
-	plan, release, err := e.plan(spec, dir)
+	plan, release, err := e.plan(spec, dir, name)
 	if err != nil {
 		return err
 	}
 	defer release()
 	plan.Probe = true
-	r, err := e.launch(ctx, plan)
+	s, err := e.newShell(plan.Kind)
+	var r *run
+	if err == nil {
+		r, err = e.launch(ctx, s, plan)
+	}
 	if err == nil {
 		<-r.ended
 		var run *launch.Run

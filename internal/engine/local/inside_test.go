@@ -82,7 +82,7 @@ func inside(t *testing.T) {
 	l := newLab(t)
 	l.leaveOpen(t)
 	spec, other := l.spec("e1"), l.spec("e2")
-	l.start(t, spec)
+	l.startHeld(t, spec)
 	l.start(t, other)
 	a := l.agent(t, spec.Name)
 	l.agent(t, other.Name).sh("echo secret > /workspace/secret")
@@ -256,7 +256,7 @@ func inside(t *testing.T) {
 func TestInside(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Run("as root", inside)
-		t.Run("as an ordinary user", func(t *testing.T) { asNobody(t, "^TestInside$|^TestConformance$") })
+		t.Run("as an ordinary user", func(t *testing.T) { asNobody(t, "^TestInside$|^TestConformance$|^TestASandboxThatWasHeld") })
 		return
 	}
 	inside(t)

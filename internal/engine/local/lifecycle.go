@@ -121,7 +121,10 @@ func (e *Engine) remove(ctx context.Context, b *box, files control.RemoveFiles) 
 	if err := e.kill(ctx, b); err != nil {
 		return err
 	}
-	if err := e.can.groups.remove(ctx, b.name); err != nil {
+	if h := e.stock.redeem(b.name); h != nil { // it was never started
+		e.letGo(h)
+	}
+	if err := e.removeGroups(ctx, b); err != nil {
 		return err
 	}
 	var err error

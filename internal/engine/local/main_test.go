@@ -160,6 +160,13 @@ func (l *lab) reopen(t testing.TB) *Engine {
 	return e
 }
 
+// emptyStock ends what is held ready; there will be nothing more.
+func (l *lab) emptyStock() {
+	l.e.once.Do(func() { close(l.e.closing) })
+	l.e.filling.Wait()
+	l.e.clearStock()
+}
+
 // spec is a small sandbox.
 func (l *lab) spec(env string) control.SandboxSpec {
 	return control.SandboxSpec{
@@ -198,10 +205,11 @@ func (l *lab) inside(t testing.TB, name string, argv ...string) (string, int) {
 		t.Fatal(err)
 	}
 	enter := ""
+	run := l.run(t, name)
 	for _, base := range l.e.can.groups.dirs() {
-		enter += "echo $$ > '" + filepath.Join(base, name, "cgroup.procs") + "' && "
+		enter += "echo $$ > '" + filepath.Join(base, run.Group, "cgroup.procs") + "' && "
 	}
-	args := []string{nsenter, "--target", strconv.Itoa(l.run(t, name).PID.ID), "--mount", "--pid", "--ipc", "--uts", "--net", "--root", "--wd"}
+	args := []string{nsenter, "--target", strconv.Itoa(run.PID.ID), "--mount", "--pid", "--ipc", "--uts", "--net", "--root", "--wd"}
 	if !l.e.can.root {
 		args = append(args, "--user", "--preserve-credentials")
 	}

@@ -1,7 +1,6 @@
 package local
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -44,7 +43,7 @@ func (e *Engine) Start(ctx context.Context, name string) error {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		e.set(func() { err = errors.Join(err, b.unlisten()) })
-		return fmt.Errorf("sandbox start: %w", errors.Join(err, e.can.groups.remove(clean, name)))
+		return fmt.Errorf("sandbox start: %w", errors.Join(err, e.removeGroups(clean, b)))
 	}
 	return nil
 }
@@ -56,20 +55,42 @@ func (e *Engine) start(ctx context.Context, b *box) error {
 	var listening sync.WaitGroup
 	var listenErr error
 	listening.Go(func() { listenErr = e.listen(b) })
+	// Waited for as late as can be: before anything of the sandbox's runs.
+	ready := sync.OnceValue(func() error {
+		listening.Wait()
+		return errors.Join(listenErr, b.await())
+	})
+	if h := e.stock.redeem(b.name); h != nil {
+		err := e.become(ctx, b, h, ready)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		e.log.Info("a sandbox that was held is not used", "sandbox", b.name, "err", err)
+	}
 	// Counts are of a run: a group that is left over would bring those of the last.
-	err := e.can.groups.remove(ctx, b.name)
+	err := e.removeGroups(ctx, b)
 	var plan launch.Plan
 	if err == nil {
 		var release func()
-		if plan, release, err = e.plan(b.kept.Spec, b.dir); err == nil {
+		if plan, release, err = e.plan(b.kept.Spec, b.dir, b.name); err == nil {
 			defer release()
 		}
 	}
-	listening.Wait()
-	if err := errors.Join(err, listenErr, b.await()); err != nil {
+	if err := errors.Join(err, ready()); err != nil {
 		return err
 	}
-	r, err := e.launch(ctx, plan)
+	s := e.stock.take(plan.Kind)
+	if s == nil {
+		if s, err = e.newShell(plan.Kind); err != nil {
+			return err
+		}
+	}
+	return e.run(ctx, b, s, plan)
+}
+
+// run has a launcher run a sandbox.
+func (e *Engine) run(ctx context.Context, b *box, s *shell, plan launch.Plan) error {
+	r, err := e.launch(ctx, s, plan)
 	if err != nil {
 		return err
 	}
@@ -88,12 +109,12 @@ func (e *Engine) start(ctx context.Context, b *box) error {
 
 // plan says what a sandbox is and may do; its control groups are made. What it
 // shows of the host stays until release was called.
-func (e *Engine) plan(spec control.SandboxSpec, dir string) (p launch.Plan, release func(), err error) {
+func (e *Engine) plan(spec control.SandboxSpec, dir, group string) (p launch.Plan, release func(), err error) {
 	guest, err := json.Marshal(pid1.Config{Workdir: spec.Workdir, Link: launch.LinkTarget})
 	if err != nil {
 		return p, nil, err
 	}
-	made, err := e.can.groups.create(spec.Name, spec.Limits)
+	made, err := e.can.groups.create(group, spec.Limits)
 	if err != nil {
 		return p, nil, err
 	}
@@ -123,46 +144,12 @@ func (e *Engine) plan(spec control.SandboxSpec, dir string) (p launch.Plan, rele
 	return p, release, nil
 }
 
-// launch has a plan carried out, by a launcher from the stock or by a new one, and waits
-// for its answer.
-func (e *Engine) launch(ctx context.Context, p launch.Plan) (*run, error) {
-	raw, err := json.Marshal(p)
+// launch has a launcher carry out a plan, and waits until it has.
+func (e *Engine) launch(ctx context.Context, s *shell, p launch.Plan) (*run, error) {
+	defer s.close()
+	status, err := s.tell(ctx, p)
 	if err != nil {
 		return nil, err
-	}
-	var s *shell
-	if !p.Probe {
-		s = e.stock.take(p.Kind)
-	}
-	if s == nil {
-		if s, err = e.newShell(p.Kind); err != nil {
-			return nil, err
-		}
-	}
-	defer s.answer.Close()
-	stop := context.AfterFunc(ctx, func() { unix.Kill(s.pid, unix.SIGTERM) })
-	_, err = s.plan.Write(raw)
-	err = errors.Join(err, s.plan.Close())
-	var line []byte
-	if err == nil {
-		line, err = bufio.NewReader(s.answer).ReadBytes('\n')
-	}
-	late := !stop()
-	var status launch.Status
-	switch {
-	case late:
-		<-s.ended
-		return nil, ctx.Err()
-	case err != nil:
-		<-s.ended
-		return nil, fmt.Errorf("the launcher ended: %w", errors.Join(err, logged(p.Dir)))
-	}
-	if err := json.Unmarshal(bytes.TrimSpace(line), &status); err != nil {
-		return nil, fmt.Errorf("the launcher's answer: %w", err)
-	}
-	if status.Error != "" {
-		<-s.ended
-		return nil, errors.New(status.Error)
 	}
 	return newRun(status.PID, s.ended), nil
 }

@@ -24,8 +24,9 @@ func (e *Engine) Stats(ctx context.Context, name string) (engine.Stats, error) {
 	}
 	e.mu.Lock()
 	var r *run
+	group := name
 	if b := e.boxes[name]; b != nil {
-		r = b.run
+		r, group = b.run, b.group()
 	}
 	e.mu.Unlock()
 	if r == nil {
@@ -36,10 +37,10 @@ func (e *Engine) Stats(ctx context.Context, name string) (engine.Stats, error) {
 		return engine.Stats{}, fmt.Errorf("sandbox %s: %w", name, errors.Join(control.ErrNoSandbox, err))
 	}
 	g := e.can.groups
-	if cpu, ok := g.cpuTime(name); ok {
+	if cpu, ok := g.cpuTime(group); ok {
 		s.CPU = cpu
 	}
-	if memory, ok := g.memoryUsed(name); ok {
+	if memory, ok := g.memoryUsed(group); ok {
 		s.Memory = memory
 	}
 	return s, nil

@@ -1,7 +1,11 @@
 package local
 
 import (
+	"bufio"
+	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -14,8 +18,10 @@ import (
 )
 
 const (
-	// How many launchers of a kind wait for a plan. Each is two processes.
-	stocked = 2
+	// How many launchers of a kind wait for a plan. Each is three processes.
+	stocked = 1
+	// And how many sandboxes of a kind are held, each of three processes too.
+	heldSandboxes = 1
 	// How long a shelf that was taken from stays so: the new sandbox goes first.
 	restockAfter = 150 * time.Millisecond
 	// How long a launcher may take to let go.
@@ -29,12 +35,60 @@ type shell struct {
 	pid    int
 	plan   *os.File
 	answer *os.File
+	said   *bufio.Reader // of the answer
 	ended  chan struct{}
+}
+
+// gone says that it has ended, of itself.
+func (s *shell) gone() bool {
+	select {
+	case <-s.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// close lets it go: it has an end of its pipe to wait for.
+func (s *shell) close() {
+	s.plan.Close()
+	s.answer.Close()
 }
 
 // kind is what a network, of those that there are, asks of a launcher.
 func (e *Engine) kind(network string) launch.Kind {
 	return launch.Kind{Bin: e.bin.dir, Stage: e.path(stageDir), UserNS: !e.can.root, NoNetwork: network == "none"}
+}
+
+// tell gives it a plan, and waits for its answer. Where that is an error, it has ended.
+func (s *shell) tell(ctx context.Context, p launch.Plan) (status launch.Status, err error) {
+	raw, err := json.Marshal(p)
+	if err != nil {
+		return status, err
+	}
+	stop := context.AfterFunc(ctx, func() { unix.Kill(s.pid, unix.SIGTERM) })
+	_, err = s.plan.Write(append(raw, '\n'))
+	var line []byte
+	if err == nil {
+		line, err = s.said.ReadBytes('\n')
+	}
+	switch late := !stop(); {
+	case late:
+		<-s.ended
+		return status, ctx.Err()
+	case err != nil:
+		s.plan.Close()
+		<-s.ended
+		return status, fmt.Errorf("the launcher ended: %w", errors.Join(err, logged(p.Dir)))
+	}
+	if err := json.Unmarshal(bytes.TrimSpace(line), &status); err != nil {
+		return status, fmt.Errorf("the launcher's answer: %w", err)
+	}
+	if status.Error != "" {
+		<-s.ended
+		return status, errors.New(status.Error)
+	}
+	return status, nil
 }
 
 // newShell starts a launcher. It has nothing of ours but the two pipes: it is in
@@ -71,7 +125,7 @@ func (e *Engine) newShell(k launch.Kind) (*shell, error) {
 		plan.Close()
 		return nil, fmt.Errorf("launcher: %w", err)
 	}
-	s := &shell{pid: pid, plan: plan, answer: answer, ended: make(chan struct{})}
+	s := &shell{pid: pid, plan: plan, answer: answer, said: bufio.NewReader(answer), ended: make(chan struct{})}
 	// It is our child until we end; then it is the system's, which waits for it.
 	e.wg.Go(func() { e.reap(pid, s.ended) })
 	return s, nil
@@ -79,54 +133,83 @@ func (e *Engine) newShell(k launch.Kind) (*shell, error) {
 
 // letGo ends a shell that gets no plan.
 func (s *shell) letGo() {
-	s.plan.Close()
-	s.answer.Close()
+	s.close()
 	t := time.NewTimer(letGoWait)
 	defer t.Stop()
 	select {
 	case <-s.ended:
+		return
 	case <-t.C:
-		unix.Kill(s.pid, unix.SIGKILL) // ours until it is reaped; its builder goes with it
-		<-s.ended
+	}
+	unix.Kill(s.pid, unix.SIGKILL) // ours until it is reaped; its builder goes with it
+	t.Reset(letGoWait)
+	select {
+	case <-s.ended:
+	case <-t.C: // nobody waits for it any more
 	}
 }
 
-// stock holds shells of each kind that was asked for, so that a start need not
-// wait for processes to start. It is filled by one goroutine, apart from who takes.
+// stock holds shells of each kind that was asked for, and sandboxes that are
+// nobody's yet (held), so that a start need not wait for processes to start, nor
+// a new sandbox for anything but its name. It is filled by one goroutine, apart from who takes.
 type stock struct {
 	want chan struct{} // holds one token once something was taken
+	fill sync.Mutex    // held by who fills it
 
 	mu     sync.Mutex // guards the fields below
 	closed bool
-	shells map[launch.Kind][]*shell
+	shelf  map[launch.Kind]*shelf
+	named  map[string]*held // by the sandbox whose directory theirs is now: made, and not started yet
+}
+
+// shelf is what there is of a kind.
+type shelf struct {
+	shells []*shell
+	held   []*held
+}
+
+// expect has there be some of a kind.
+func (s *stock) expect(k launch.Kind) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.of(k)
+	s.ask()
 }
 
 func newStock() *stock {
-	return &stock{want: make(chan struct{}, 1), shells: make(map[launch.Kind][]*shell)}
+	return &stock{want: make(chan struct{}, 1), shelf: make(map[launch.Kind]*shelf), named: make(map[string]*held)}
+}
+
+// of is the shelf of a kind, of which there are to be some from now on. The caller holds mu.
+func (s *stock) of(k launch.Kind) *shelf {
+	if s.shelf[k] == nil {
+		s.shelf[k] = new(shelf)
+	}
+	return s.shelf[k]
 }
 
 // take takes a shell; nil where there is none. From then on there are to be some of this kind.
 func (s *stock) take(k launch.Kind) *shell {
+	defer s.ask()
+	return s.pop(k)
+}
+
+// pop is take for who fills the stock.
+func (s *stock) pop(k launch.Kind) *shell {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return nil
 	}
-	defer s.ask()
-	shelf := s.shells[k]
-	for len(shelf) > 0 {
-		last := shelf[len(shelf)-1]
-		shelf = shelf[:len(shelf)-1]
-		s.shells[k] = shelf
-		select {
-		case <-last.ended: // somebody ended it
-			last.plan.Close()
-			last.answer.Close()
-		default:
+	of := s.of(k)
+	for len(of.shells) > 0 {
+		last := of.shells[len(of.shells)-1]
+		of.shells = of.shells[:len(of.shells)-1]
+		if !last.gone() {
 			return last
 		}
+		last.close() // somebody ended it
 	}
-	s.shells[k] = shelf
 	return nil
 }
 
@@ -137,16 +220,24 @@ func (s *stock) ask() {
 	}
 }
 
-// lacking returns a kind of which there are too few.
-func (s *stock) lacking() (launch.Kind, bool) {
+// lacking returns a kind of which there are too few, and says whether it is sandboxes.
+func (s *stock) lacking() (k launch.Kind, sandbox, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for k, shelf := range s.shells {
-		if len(shelf) < stocked && !s.closed {
-			return k, true
+	if s.closed {
+		return k, false, false
+	}
+	for k, of := range s.shelf {
+		if len(of.held) < heldSandboxes {
+			return k, true, true
 		}
 	}
-	return launch.Kind{}, false
+	for k, of := range s.shelf {
+		if len(of.shells) < stocked {
+			return k, false, true
+		}
+	}
+	return k, false, false
 }
 
 // put takes a new shell, or says that it is too late.
@@ -156,64 +247,91 @@ func (s *stock) put(k launch.Kind, one *shell) bool {
 	if s.closed {
 		return false
 	}
-	s.shells[k] = append(s.shells[k], one)
+	of := s.of(k)
+	of.shells = append(of.shells, one)
 	return true
 }
 
 // close returns what there is; there will be no more.
-func (s *stock) close() (all []*shell) {
+func (s *stock) close() (shells []*shell, all []*held) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
-	for _, shelf := range s.shells {
-		all = append(all, shelf...)
+	for _, of := range s.shelf {
+		shells, all = append(shells, of.shells...), append(all, of.held...)
 	}
-	clear(s.shells)
-	return all
+	for _, h := range s.named {
+		all = append(all, h)
+	}
+	clear(s.shelf)
+	clear(s.named)
+	return shells, all
 }
 
 // keepStock fills the stock until the engine is closed. Where it cannot, starts
 // do without.
 func (e *Engine) keepStock() {
+	old := time.NewTimer(heldFor)
+	defer old.Stop()
 	for {
 		select {
 		case <-e.stock.want:
+			t := time.NewTimer(restockAfter)
+			select {
+			case <-t.C:
+			case <-e.closing:
+				t.Stop()
+				return
+			}
+		case <-old.C:
 		case <-e.closing:
 			return
 		}
-		t := time.NewTimer(restockAfter)
-		select {
-		case <-t.C:
-		case <-e.closing:
-			t.Stop()
-			return
-		}
+		e.dropOldHeld()
 		e.fillStock()
+		old.Reset(heldFor)
 	}
 }
 
 func (e *Engine) fillStock() {
+	e.stock.fill.Lock()
+	defer e.stock.fill.Unlock()
 	for {
-		k, ok := e.stock.lacking()
+		k, sandbox, ok := e.stock.lacking()
 		if !ok {
 			return
 		}
-		one, err := e.newShell(k)
-		if err != nil {
-			e.log.Warn("no launcher in stock", "err", err)
+		if err := e.restock(k, sandbox); err != nil {
+			e.log.Warn("nothing is held ready for sandboxes to come", "err", err)
 			return
 		}
-		if !e.stock.put(k, one) {
-			one.letGo()
-		}
 	}
+}
+
+func (e *Engine) restock(k launch.Kind, sandbox bool) error {
+	if sandbox {
+		h, err := e.hold(k)
+		if err == nil && !e.stock.putHeld(k, h) {
+			e.letGo(h)
+		}
+		return err
+	}
+	one, err := e.newShell(k)
+	if err == nil && !e.stock.put(k, one) {
+		one.letGo()
+	}
+	return err
 }
 
 // clearStock ends what the stock holds.
 func (e *Engine) clearStock() {
 	var wg sync.WaitGroup
-	for _, s := range e.stock.close() {
+	shells, all := e.stock.close()
+	for _, s := range shells {
 		wg.Go(s.letGo)
+	}
+	for _, h := range all {
+		wg.Go(func() { e.letGo(h) })
 	}
 	wg.Wait()
 }

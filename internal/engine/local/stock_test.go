@@ -3,6 +3,7 @@ package local
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,28 +15,35 @@ import (
 )
 
 // stockOf fills the stock and returns what it has of a network.
-func (l *lab) stockOf(t *testing.T, network string) []*shell {
+func (l *lab) stockOf(t *testing.T, network string) (shells []*shell, all []*held) {
 	t.Helper()
+	l.e.stock.expect(l.e.kind(network))
 	l.e.fillStock()
 	l.e.stock.mu.Lock()
 	defer l.e.stock.mu.Unlock()
-	return append([]*shell{}, l.e.stock.shells[l.e.kind(network)]...)
+	if of := l.e.stock.shelf[l.e.kind(network)]; of != nil {
+		shells, all = slices.Clone(of.shells), slices.Clone(of.held)
+	}
+	return shells, all
 }
 
 func TestAStartTakesALauncherThatWaits(t *testing.T) {
 	l := newLab(t)
 	spec := l.spec("e1")
 	spec.Network = "default"
-	waiting := make(map[int]bool)
-	for _, s := range l.stockOf(t, "default") {
-		waiting[s.pid] = true
-	}
-	if len(waiting) < stocked {
-		t.Fatalf("%d wait, want %d", len(waiting), stocked)
-	}
 	l.start(t, spec)
-	if got := l.run(t, spec.Name).Launcher.ID; !waiting[got] {
-		t.Errorf("the launcher is %d, and %v waited", got, waiting)
+	if err := l.e.Kill(t.Context(), spec.Name); err != nil {
+		t.Fatal(err)
+	}
+	shells, _ := l.stockOf(t, "default")
+	if len(shells) != stocked {
+		t.Fatalf("%d wait, want %d", len(shells), stocked)
+	}
+	if err := l.e.Start(t.Context(), spec.Name); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.run(t, spec.Name).Launcher.ID; got != shells[0].pid {
+		t.Errorf("the launcher is %d, and %d waited", got, shells[0].pid)
 	}
 	if got := l.agent(t, spec.Name).sh("hostname; pwd"); got != "e1\n/workspace" {
 		t.Errorf("inside it is %q", got)
@@ -45,18 +53,26 @@ func TestAStartTakesALauncherThatWaits(t *testing.T) {
 // What was asked for once is held ready too; what never was is not.
 func TestLaunchersOfAnotherNetworkAreHeldOnceAskedFor(t *testing.T) {
 	l := newLab(t)
-	if n := len(l.stockOf(t, "none")); n != 0 {
-		t.Errorf("%d wait that nobody asked for", n)
+	l.e.fillStock()
+	l.e.stock.mu.Lock()
+	if of := l.e.stock.shelf[l.e.kind("none")]; of != nil {
+		t.Errorf("%d and %d wait that nobody asked for", len(of.shells), len(of.held))
 	}
+	l.e.stock.mu.Unlock()
 	l.start(t, l.spec("e1")) // with network none
-	if n := len(l.stockOf(t, "none")); n != stocked {
-		t.Errorf("%d wait, want %d", n, stocked)
+	if shells, all := l.stockOf(t, "none"); len(shells) != stocked || len(all) != heldSandboxes {
+		t.Errorf("%d launchers and %d sandboxes wait, want %d and %d", len(shells), len(all), stocked, heldSandboxes)
 	}
 }
 
 func TestALauncherThatEndedWhileItWaitedIsPassedOver(t *testing.T) {
 	l := newLab(t)
-	for i, s := range l.stockOf(t, "default") {
+	shells, all := l.stockOf(t, "default")
+	victims := shells
+	for _, h := range all {
+		victims = append(victims, h.shell)
+	}
+	for i, s := range victims {
 		victim := s.pid
 		if i == 0 { // its builder instead
 			victim = below(t, s)[0].ID
@@ -75,6 +91,7 @@ func TestALauncherThatEndedWhileItWaitedIsPassedOver(t *testing.T) {
 // When a server is gone, its end of the pipe is closed, whatever ended it.
 func TestALauncherWithoutAPlanEndsWithItsPipeAndLeavesNothing(t *testing.T) {
 	l := newLab(t)
+	l.emptyStock()
 	s, err := l.e.newShell(l.e.kind("default"))
 	if err != nil {
 		t.Fatal(err)

@@ -26,6 +26,8 @@ func (l *lab) shownDir(t *testing.T) string {
 		t.Fatal(err)
 	}
 	v := l.e.view
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	v.shown, v.masked, v.watching = append(slices.Clone(v.shown), dir), append(slices.Clone(v.masked), dir), false
 	return dir
 }
@@ -71,6 +73,7 @@ func TestASecretIsHiddenFromSandboxesThatStartAfterIt(t *testing.T) {
 			{"moved there", func() { os.Rename(filepath.Join(dir, "secret"), filepath.Join(dir, "sub/moved")) }, "./more ./open ./sub/open"},
 			{"the directory is one", func() { os.Chmod(filepath.Join(dir, "sub"), 0o700) }, "./more ./open"},
 		} {
+			l.stockOf(t, "none") // what is held was made before
 			step.do()
 			if got := sees(); got != step.want {
 				t.Errorf("watching %v: %s: it sees %q, want %q", watching, step.name, got, step.want)

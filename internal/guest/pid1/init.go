@@ -51,12 +51,19 @@ func Main() int {
 
 // Prepared is a process that is ready to be PID 1.
 type Prepared struct {
-	Keeper *keeper.Handle // one that runs already; nil: there is none
-	term   <-chan os.Signal
+	term    <-chan os.Signal
+	keepers *keepers
+	keeper  *keeper.Handle // one of them that runs already, and rests; nil: there is none
+}
+
+// Adopt takes a keeper that was started before PID 1 was one.
+func (p *Prepared) Adopt(h *keeper.Handle) {
+	p.keepers.attend(h)
+	p.keeper = h
 }
 
 // Prepare readies this process: it swallows signals, reaps, and has its threads.
-func Prepare() Prepared {
+func Prepare() *Prepared {
 	// Small: what it keeps is bounded, and a sandbox may have little memory.
 	debug.SetGCPercent(30)
 	if runtime.NumCPU() > maxProcs {
@@ -65,12 +72,12 @@ func Prepare() Prepared {
 	unix.Umask(0o022)
 	term := handleSignals()
 	stockThreads()
-	return Prepared{term: term}
+	return &Prepared{term: term, keepers: newKeepers(spawnKeeper)}
 }
 
 // Run is the life of PID 1 from there on, with a Config as JSON and the
 // environment that commands get. It returns the exit code after a SIGTERM.
-func (p Prepared) Run(config []byte, environ []string) int {
+func (p *Prepared) Run(config []byte, environ []string) int {
 	_, env, err := readEnvironment(environ)
 	var cfg Config
 	if err == nil {
@@ -83,11 +90,11 @@ func (p Prepared) Run(config []byte, environ []string) int {
 	return p.run(cfg, env)
 }
 
-func (p Prepared) run(cfg Config, env map[string]string) int {
+func (p *Prepared) run(cfg Config, env map[string]string) int {
 	if !filepath.IsAbs(cfg.Workdir) {
 		cfg.Workdir = workspace
 	}
-	g := newGuest(cfg, env)
+	g := newGuest(cfg, env, p.keepers)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	var wg sync.WaitGroup
@@ -100,10 +107,10 @@ func (p Prepared) run(cfg Config, env map[string]string) int {
 			fmt.Fprintln(os.Stderr, "sandkeeper: attach: "+err.Error())
 		}
 	})
-	if p.Keeper != nil {
-		g.runner.keepers.adopt(p.Keeper)
+	if p.keeper != nil {
+		p.keepers.put(p.keeper)
 	} else {
-		g.runner.keepers.prepare()
+		p.keepers.prepare()
 	}
 
 	<-p.term
@@ -187,7 +194,11 @@ func reap() {
 	}
 }
 
-func newGuest(cfg Config, env map[string]string) *Guest {
+func spawnKeeper() (*keeper.Handle, error) {
+	return keeper.Spawn("/proc/self/exe", []string{"GOMAXPROCS=1", "GODEBUG=madvdontneed=1"})
+}
+
+func newGuest(cfg Config, env map[string]string, k *keepers) *Guest {
 	passwd, _ := os.ReadFile("/etc/passwd")
 	group, _ := os.ReadFile("/etc/group")
 	user, err := LookupUser(cfg.User, string(passwd), string(group))
@@ -201,14 +212,8 @@ func newGuest(cfg Config, env map[string]string) *Guest {
 			giveFresh(dir, &user)
 		}
 	}
-	r := &runner{
-		user: &user, userErr: err, env: env, workdir: cfg.Workdir,
-		oom: openOOMCounter(), budget: newBudget(), now: time.Now,
-		execs: make(map[string]*execution),
-		keepers: newKeepers(func() (*keeper.Handle, error) {
-			return keeper.Spawn("/proc/self/exe", []string{"GOMAXPROCS=1", "GODEBUG=madvdontneed=1"})
-		}),
-	}
+	r := newRunner(&user, cfg.Workdir, env, k)
+	r.userErr, r.oom = err, openOOMCounter()
 	return &Guest{run: rand.Text(), runner: r, files: newFiles(&user, cfg.Workdir)}
 }
 

@@ -56,9 +56,7 @@ func (k *keepers) start(c *keeper.Command, files []int, tell func(keeper.Reply))
 func (k *keepers) get() (*keeper.Handle, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if n := len(k.idle); n > 0 {
-		h := k.idle[n-1]
-		k.idle = k.idle[:n-1]
+	if h := k.restedLocked(); h != nil {
 		return h, nil
 	}
 	return k.spawnLocked()
@@ -90,12 +88,28 @@ func (k *keepers) remove(h *keeper.Handle) {
 	k.idle = slices.DeleteFunc(k.idle, func(o *keeper.Handle) bool { return o == h })
 }
 
-// adopt takes a keeper that was started before PID 1 was one.
-func (k *keepers) adopt(h *keeper.Handle) {
+// attend takes a keeper that was started elsewhere.
+func (k *keepers) attend(h *keeper.Handle) {
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.attendLocked(h)
-	k.mu.Unlock()
-	k.put(h)
+}
+
+// rested takes an idle keeper out, so that it does not go after a while; nil where there is none.
+func (k *keepers) rested() *keeper.Handle {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.restedLocked()
+}
+
+func (k *keepers) restedLocked() *keeper.Handle {
+	n := len(k.idle)
+	if n == 0 {
+		return nil
+	}
+	h := k.idle[n-1]
+	k.idle = k.idle[:n-1]
+	return h
 }
 
 // prepare starts an idle keeper, so that the first command need not wait for it.

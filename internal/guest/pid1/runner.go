@@ -49,6 +49,10 @@ type runner struct {
 	ended    []string // names, oldest ended first
 }
 
+func newRunner(user *User, workdir string, env map[string]string, k *keepers) *runner {
+	return &runner{user: user, workdir: workdir, env: env, keepers: k, budget: newBudget(), now: time.Now, execs: make(map[string]*execution)}
+}
+
 // start starts a command, unless one of that name was started before.
 func (r *runner) start(ctx context.Context, s *wire.Start, stdin []byte) (*wire.Started, error) {
 	if s.Exec == "" || (s.Shell == "") == (len(s.Argv) == 0) {

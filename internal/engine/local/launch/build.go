@@ -1,10 +1,10 @@
 package launch
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -18,12 +18,14 @@ import (
 	"sandkeeper/internal/guest/keeper"
 )
 
-// The files of the builder beside the usual ones, and what it says when it is done.
+// The files of the builder beside the usual ones, and what it says when it has
+// done as a plan says.
 const (
 	builderStatus = 3
 	builderPlan   = 4
 
-	built = "built"
+	held  = "held\n"
+	built = "built\n"
 )
 
 // Build is the beginning of a builder, in namespaces of its own. It sets the
@@ -104,9 +106,10 @@ func Prepare() (*Prepared, error) {
 // Become carries out the plan that comes: from then on this process is the PID 1
 // of a sandbox, with no more rights than that has, and so is its keeper. It returns the guest's
 // configuration, or nil and the exit code: after a probe, and where something
-// failed, which it has said.
-func (b *Prepared) Become() (guest json.RawMessage, code int) {
-	p, err := b.become()
+// failed, which it has said. While it is held, rehearse is called: by then the
+// keeper is confined, and what it runs has the sandbox's rights and sees the sandbox.
+func (b *Prepared) Become(rehearse func() error) (guest json.RawMessage, code int) {
+	p, err := b.become(rehearse)
 	if err == nil && p.Probe {
 		err = unix.Access(BinTarget+"/"+GuestFile, unix.X_OK)
 	}
@@ -121,37 +124,73 @@ func (b *Prepared) Become() (guest json.RawMessage, code int) {
 	return p.Guest, 0
 }
 
-func (b *Prepared) become() (*Plan, error) {
-	plan := os.NewFile(builderPlan, "plan")
-	raw, err := io.ReadAll(plan)
-	plan.Close()
+func (b *Prepared) become(rehearse func() error) (*Plan, error) {
+	file := os.NewFile(builderPlan, "plan")
+	defer file.Close()
+	plans := bufio.NewReaderSize(file, 16<<10)
+	p, err := nextPlan(plans)
 	if err != nil {
 		return nil, err
 	}
-	var p Plan
-	if err := json.Unmarshal(raw, &p); err != nil {
-		return nil, fmt.Errorf("the launcher is gone: %w", err)
-	}
 	mask := unix.Umask(0)
 	defer unix.Umask(mask)
-	for _, step := range []struct {
-		name string
-		do   func(*Plan) error
-	}{
+	err = do(p, []step{
 		{"log", openLog},
 		{"control groups", b.enterGroups},
 		{"keeper", b.tellKeeper},
-		{"host name", func(p *Plan) error { return unix.Sethostname([]byte(p.Hostname)) }},
 		{"root file system", buildRoot},
 		{"keeper", b.hearKeeper},
-		{"rights", func(*Plan) error { return dropRights() }},
-		{"files", func(*Plan) error { return checkFiles(builderStatus, b.Keeper.Socket()) }},
-	} {
-		if err := step.do(&p); err != nil {
-			return nil, fmt.Errorf("%s: %w", step.name, err)
+	})
+	if err != nil {
+		return nil, err
+	}
+	first := p
+	if p.Hold {
+		unix.Umask(mask)
+		if err := rehearse(); err != nil {
+			return nil, err
+		}
+		unix.Umask(0)
+		unix.Write(builderStatus, []byte(held))
+		if p, err = nextPlan(plans); err != nil {
+			return nil, err
+		}
+		if p.Hold || !p.Suits(*first) {
+			return nil, errUnsuited
 		}
 	}
-	return &p, nil
+	file.Close()
+	return p, do(p, []step{
+		{"host name", func(p *Plan) error { return unix.Sethostname([]byte(p.Hostname)) }},
+		{"sizes", func(p *Plan) error { return resize(p, first) }},
+		{"rights", func(*Plan) error { return dropRights() }},
+		{"files", func(*Plan) error { return checkFiles(builderStatus, b.Keeper.Socket()) }},
+	})
+}
+
+// step is one of what makes a process a sandbox.
+type step struct {
+	name string
+	do   func(*Plan) error
+}
+
+func do(p *Plan, steps []step) error {
+	for _, s := range steps {
+		if err := s.do(p); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+// nextPlan waits for the launcher's word.
+func nextPlan(plans *bufio.Reader) (*Plan, error) {
+	line, err := plans.ReadBytes('\n')
+	if err != nil {
+		return nil, fmt.Errorf("the launcher is gone: %w", err)
+	}
+	p := new(Plan)
+	return p, p.read(line)
 }
 
 // openLog has what PID 1 says go to the sandbox's log.
@@ -301,8 +340,8 @@ func buildRoot(p *Plan) error {
 			return fmt.Errorf("mount %s: %w", path, err)
 		}
 	}
-	for target, options := range map[string]string{"/tmp": sized("mode=1777", p.Tmp), "/dev/shm": sized("mode=1777", p.Shm)} {
-		if err := r.mount("tmpfs", target, plain, options); err != nil {
+	for target, size := range p.sizes() {
+		if err := r.mount("tmpfs", target, plain, sized("mode=1777", size)); err != nil {
 			return fmt.Errorf("mount %s: %w", target, err)
 		}
 	}
@@ -329,6 +368,26 @@ func buildRoot(p *Plan) error {
 	}
 	if !p.Writable {
 		return unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|plain, "")
+	}
+	return nil
+}
+
+// sizes are those of what is in memory, by where it is mounted.
+func (p *Plan) sizes() map[string]int64 { return map[string]int64{"/tmp": p.Tmp, "/dev/shm": p.Shm} }
+
+// resize gives what is in memory, and empty yet, the sizes that a later plan has.
+func resize(p, first *Plan) error {
+	was := first.sizes()
+	for target, size := range p.sizes() {
+		if size == was[target] {
+			continue
+		}
+		if size == 0 {
+			return fmt.Errorf("%s has a bound already", target)
+		}
+		if err := unix.Mount("", target, "", unix.MS_REMOUNT|plain, sized("mode=1777", size)); err != nil {
+			return fmt.Errorf("%s: %w", target, os.NewSyscallError("remount", err))
+		}
 	}
 	return nil
 }

@@ -10,6 +10,11 @@
 // the builder go on, waits for its end, and writes down how it ended. A sandbox
 // never runs unwatched: its PID 1 dies with its launcher.
 //
+// A plan may have a sandbox held: all of it is built, of empty files, its keeper
+// is confined and has run a command of no effect, and it waits for a second plan, that
+// says whose it is. Nothing of anybody's runs in it before that. What the second
+// says beyond its name and its bounds must be what it was built by; else it ends.
+//
 // The builder puts together what the sandbox sees, gives up in every thread what
 // PID 1 need not have, looks whether all of it is gone (rights, and files that are
 // open), and goes on as the guest. It is executed from a mount that is

@@ -1,6 +1,8 @@
 package launch
 
 import (
+	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +13,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -18,8 +21,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Status is the launcher's answer, one line of JSON; nothing is a failure too.
+// Status is the launcher's answer to a plan, one line of JSON; nothing is a failure too.
 type Status struct {
+	Held  bool    `json:"held,omitempty"` // it waits for the next plan
 	Error string  `json:"error,omitempty"`
 	PID   Process `json:"pid"`
 }
@@ -37,7 +41,8 @@ func Main() int {
 	if errors.Is(err, errLetGo) {
 		return 0
 	}
-	l.answer(pid, err)
+	l.answer(Status{PID: pid}, err)
+	unix.Close(StatusFile)
 	if err != nil {
 		return 1
 	}
@@ -50,6 +55,7 @@ func Main() int {
 
 type launcher struct {
 	kind   Kind
+	unread []byte // of the plans
 	plan   Plan
 	run    Run
 	pidfd  int
@@ -57,17 +63,18 @@ type launcher struct {
 	byHand atomic.Bool
 }
 
+// errUnsuited is a second plan that the first does not allow.
+var errUnsuited = errors.New("what is held is of another plan")
+
 // errLetGo: whoever started the launcher has no plan for it, or is gone.
 var errLetGo = errors.New("no plan")
 
-func (l *launcher) answer(pid Process, err error) {
-	s := Status{PID: pid}
+func (l *launcher) answer(s Status, err error) {
 	if err != nil {
 		s.Error = err.Error()
 	}
 	b, _ := json.Marshal(s)
 	unix.Write(StatusFile, append(b, '\n')) // whoever started us may be gone
-	unix.Close(StatusFile)
 }
 
 func (l *launcher) start() (Process, error) {
@@ -91,11 +98,7 @@ func (l *launcher) start() (Process, error) {
 		unix.PidfdSendSignal(l.pidfd, unix.SIGKILL, nil, 0)
 	}()
 	rehearse()
-	raw, err := l.await()
-	if err == nil {
-		err = l.carryOut(raw, plan, status)
-	}
-	if err != nil {
+	if err := l.carryOut(plan, status); err != nil {
 		return Process{}, errors.Join(err, l.abandon())
 	}
 	return l.run.PID, nil
@@ -143,11 +146,16 @@ func (l *launcher) clone() (status, plan *os.File, err error) {
 	return status, plan, nil
 }
 
-// await waits for the plan, for as long as it takes. Errors: errLetGo.
+// await waits for the next plan, for as long as it takes, and returns its line.
+// Errors: errLetGo.
 func (l *launcher) await() ([]byte, error) {
-	var raw []byte
 	buf := make([]byte, 16<<10)
 	for {
+		if end := bytes.IndexByte(l.unread, '\n') + 1; end > 0 {
+			line := l.unread[:end]
+			l.unread = l.unread[end:]
+			return line, l.plan.read(line)
+		}
 		fds := []unix.PollFd{{Fd: PlanFile, Events: unix.POLLIN}, {Fd: int32(l.pidfd), Events: unix.POLLIN}}
 		if _, err := unix.Poll(fds, -1); err == unix.EINTR {
 			continue
@@ -166,24 +174,49 @@ func (l *launcher) await() ([]byte, error) {
 		case err != nil:
 			return nil, os.NewSyscallError("read the plan", err)
 		case n > 0:
-			raw = append(raw, buf[:n]...)
-		case len(raw) == 0:
-			return nil, errLetGo
+			l.unread = append(l.unread, buf[:n]...)
 		default:
-			unix.Close(PlanFile)
-			return raw, nil
+			return nil, errLetGo
 		}
 	}
 }
 
-// carryOut has the plan carried out: what it starts is on disk before it does anything.
-func (l *launcher) carryOut(raw []byte, plan, status *os.File) error {
-	if err := json.Unmarshal(raw, &l.plan); err != nil {
-		return fmt.Errorf("plan: %w", err)
+// carryOut has the plans carried out: what they start is on disk before it is
+// anybody's and does anything.
+func (l *launcher) carryOut(plan, status *os.File) error {
+	raw, err := l.await()
+	if err != nil {
+		return err
 	}
 	if l.plan.Kind != l.kind {
 		return errors.New("the plan is for another kind of launcher")
 	}
+	if err := l.stand(); err != nil {
+		return err
+	}
+	said := bufio.NewReader(io.LimitReader(status, 4096))
+	if l.plan.Hold {
+		if err := have(raw, held, plan, said); err != nil {
+			return err
+		}
+		l.answer(Status{Held: true}, nil)
+		first := l.plan
+		if raw, err = l.await(); err != nil {
+			return err
+		}
+		if l.plan.Hold || !l.plan.Suits(first) {
+			return errUnsuited
+		}
+	}
+	unix.Close(PlanFile)
+	if err := l.record(); err != nil {
+		return err
+	}
+	return have(raw, built, plan, said)
+}
+
+// stand has the launcher be where it will stand for the life of a sandbox.
+func (l *launcher) stand() error {
 	log, err := os.OpenFile(filepath.Join(l.plan.Dir, LogFile), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
@@ -202,23 +235,23 @@ func (l *launcher) carryOut(raw []byte, plan, status *os.File) error {
 			return fmt.Errorf("watch memory: %w", err)
 		}
 	}
-	if err := l.record(); err != nil {
-		return err
-	}
+	return nil
+}
+
+// have has the builder carry out a plan, and waits until it says so.
+func have(raw []byte, done string, plan *os.File, said *bufio.Reader) error {
 	if _, err := plan.Write(raw); err != nil {
 		return fmt.Errorf("the builder takes no plan: %w", err)
 	}
-	plan.Close()
-	said, err := io.ReadAll(io.LimitReader(status, 4096))
-	switch {
-	case err != nil:
-		return fmt.Errorf("the builder's answer: %w", err)
-	case len(said) == 0:
-		return errors.New("the builder ended")
-	case string(said) != built:
-		return errors.New(string(said))
+	word, err := said.ReadString('\n')
+	if err == nil && word == done {
+		return nil
 	}
-	return nil
+	rest, _ := io.ReadAll(said)
+	if word += string(rest); word != "" {
+		return errors.New(strings.TrimSpace(word))
+	}
+	return errors.New("the builder ended")
 }
 
 // record writes down what runs, before it does anything.
@@ -232,7 +265,7 @@ func (l *launcher) record() (err error) {
 	if l.run.Launcher, err = ProcessOf(os.Getpid()); err != nil {
 		return err
 	}
-	l.run.Started, l.run.Masks = time.Now().UTC(), l.plan.Masks
+	l.run.Started, l.run.Masks, l.run.Group = time.Now().UTC(), l.plan.Masks, l.plan.Groups.Name
 	if err := l.run.Write(l.plan.Dir); err != nil {
 		return fmt.Errorf("record of the run: %w", err)
 	}

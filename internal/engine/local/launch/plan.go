@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"time"
 )
 
@@ -24,7 +25,7 @@ const Variable = "SANDKEEPER_LAUNCH"
 // The files that the launcher is started with, beside the usual ones.
 const (
 	StatusFile = 3 // the launcher's answer, a Status
-	PlanFile   = 4 // the Plan, to the end of the file; nothing at all lets the launcher go
+	PlanFile   = 4 // the Plan, a line of JSON; the end of the file instead lets the launcher go
 )
 
 // Kind is what is decided before there is a Plan.
@@ -55,6 +56,9 @@ const (
 )
 
 // Plan is the whole of what a sandbox is and may do.
+//
+// One with Hold is of nobody's sandbox: that is built, and waits for a second plan,
+// which makes it somebody's. What the first has settled for good, the second must have too (Suits).
 type Plan struct {
 	Kind
 	Hostname string `json:"hostname"`
@@ -69,6 +73,25 @@ type Plan struct {
 	Guest  json.RawMessage   `json:"guest"`  // the guest's configuration
 	Groups Groups            `json:"groups"` // control groups
 	Probe  bool              `json:"probe"`  // end with 0 where the guest would begin
+	Hold   bool              `json:"hold"`   // wait for another plan before it
+}
+
+// Suits says whether a sandbox that is held by another plan can become this one's:
+// they differ in nothing but whose it is and in what can be set late.
+func (p Plan) Suits(held Plan) bool {
+	for _, q := range []*Plan{&p, &held} {
+		q.Hostname, q.Dir, q.Tmp, q.Shm, q.Guest, q.Hold = "", "", 0, 0, nil, false
+	}
+	return reflect.DeepEqual(p, held)
+}
+
+// read takes a plan from its line.
+func (p *Plan) read(line []byte) error {
+	*p = Plan{}
+	if err := json.Unmarshal(line, p); err != nil {
+		return fmt.Errorf("plan: %w", err)
+	}
+	return nil
 }
 
 // rehearse reads a plan that means nothing: code that has run once need not be
@@ -76,7 +99,10 @@ type Plan struct {
 func rehearse() {
 	raw, err := json.Marshal(Plan{Trees: []Tree{{}}, Files: map[string]string{"": ""}, Guest: json.RawMessage("{}"), Groups: Groups{Enter: []string{""}, Stand: []string{""}}})
 	if err == nil {
-		err = json.Unmarshal(raw, new(Plan))
+		var p Plan
+		if err = p.read(raw); err == nil {
+			p.Suits(p)
+		}
 	}
 	if err == nil {
 		_, err = json.Marshal(Status{})
@@ -94,6 +120,7 @@ type Tree struct {
 
 // Groups are the control groups of a sandbox.
 type Groups struct {
+	Name   string   `json:"name"`   // of each
 	Enter  []string `json:"enter"`  // directories of groups that PID 1 enters
 	Stand  []string `json:"stand"`  // that the launcher enters
 	Memory string   `json:"memory"` // the one that bounds memory; "" for none
@@ -110,6 +137,7 @@ type Run struct {
 	ExitCode int       `json:"exit_code"`
 	OOM      bool      `json:"oom"`   // it ended for want of memory
 	Masks    string    `json:"masks"` // those of its plan
+	Group    string    `json:"group"` // the name of its control groups; "": the sandbox's
 }
 
 // ReadRun reads a sandbox's last run; nil where it never ran.
