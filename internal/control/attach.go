@@ -39,7 +39,7 @@ func (s *Session) Start(ctx context.Context, r StartRequest) (Started, error) {
 		return Started{}, err
 	}
 	st := s.newStream(x, Offsets{}, r.Stdin)
-	if err := st.join(ctx); err != nil && !passing(err) {
+	if err := st.join(ctx); err != nil && !passing(err) && !errors.Is(err, ErrNoExec) {
 		st.Close()
 		return Started{}, s.p.execError(err, x)
 	}
@@ -70,7 +70,7 @@ func (s *Session) Attach(ctx context.Context, r AttachRequest) (Attached, error)
 	switch {
 	case err == nil:
 		a.Skipped, a.StdinTaken = st.takeSkipped(), st.taken
-	case !passing(err):
+	case !passing(err) && !errors.Is(err, ErrNoExec): // the stream tells what became of that one
 		st.Close()
 		return Attached{}, s.p.execError(err, x)
 	}
@@ -147,7 +147,13 @@ func (s *Session) onExec(ctx context.Context, exec string, f func(g Guest) error
 	if x.ctx.Err() != nil { // nothing of it lives
 		return nil
 	}
-	if err := s.p.persist(x, startPatience, f); err != nil {
+	err = s.p.persist(x, startPatience, f)
+	switch {
+	case errors.Is(err, ErrNoExec) && x.isDone(): // nothing of it lives
+		return nil
+	case errors.Is(err, ErrNoExec): // its run of the sandbox is over, and we are about to hear so
+		return s.p.execError(ErrGuestUnreachable, x)
+	case err != nil:
 		return s.p.execError(err, x)
 	}
 	return nil

@@ -393,11 +393,28 @@ func (p *Plane) startExec(x *exec) error {
 	})
 }
 
+// unknownPatience is how long a guest that does not know an exec that ran is
+// taken for one of a later run of the sandbox, whose start is about to be heard
+// of: then the exec was lost with the earlier one.
+const unknownPatience = 2 * time.Minute
+
 // followExec waits for the end of an exec that runs, and then for what it left.
 func (p *Plane) followExec(x *exec) {
-	var end ExecEnd
+	var (
+		end   ExecEnd
+		since time.Time
+	)
 	err := p.persist(x, 0, func(g Guest) (err error) {
 		end, err = g.Wait(x.ctx, x.name, maxOutputLimit)
+		if !errors.Is(err, ErrNoExec) {
+			return err
+		}
+		if since.IsZero() {
+			since = p.Now()
+		}
+		if p.Now().Sub(since) < unknownPatience {
+			return ErrGuestUnreachable
+		}
 		return err
 	})
 	if err != nil {
@@ -496,6 +513,15 @@ func (p *Plane) execFailed(x *exec, err error) {
 		if x.id != "" && x.state == execRunning {
 			e.unended[x.name] = x.record()
 		}
+	case errors.Is(err, ErrNoExec): // it ran, and is gone with what ran it
+		x.err, x.endedAt = nil, tx.now
+		x.lost = &Tombstone{Reason: "the sandbox no longer knows the command", Actor: ActorReconciler, At: At(tx.now), Generation: x.generation}
+		if x.id != "" {
+			rec := x.record()
+			rec.EndedAt, rec.Lost = tx.now, x.lost
+			tx.must = true
+			tx.batch.Execs = append(tx.batch.Execs, rec)
+		}
 	case refused && x.id != "":
 		rec := x.record()
 		rec.EndedAt = tx.now
@@ -510,7 +536,10 @@ func (p *Plane) execFailed(x *exec, err error) {
 	e.forget(x)
 	p.execs.end(x, tx.now)
 	tx.checkTurn()
-	tx.finish(p.ctx) //nolint:errcheck // what was not written is tried again by the same id; an abandoned turn is looked at again
+	// What was not written is tried again by the same id; an abandoned turn is looked at again.
+	if err := tx.finish(p.ctx); err != nil && x.lost != nil && x.id != "" {
+		x.lost, x.err = nil, err
+	}
 	p.hub.changed(e.id)
 	close(x.done)
 }

@@ -22,7 +22,11 @@ import (
 // faults, deaths, crashes, jumps of the clock and time, and holds the
 // invariants against it: some within each commit, some after each step, some
 // once all faults have gone. A longer run: -rapid.checks=5000 -rapid.steps=100.
-func TestInvariants(t *testing.T) {
+func TestInvariants(t *testing.T) { check(t, (*model).actions) }
+
+// check runs a model by the actions that it has in a test.
+func check(t *testing.T, of func(m *model) map[string]func(*rapid.T)) {
+	t.Helper()
 	rapid.Check(t, func(rt *rapid.T) {
 		var failed any
 		synctest.Test(t, func(t *testing.T) {
@@ -31,9 +35,10 @@ func TestInvariants(t *testing.T) {
 			defer func() {
 				failed = recover() // out of the bubble, where rapid waits for it
 				cancel()
+				m.letGo()
 				m.close()
 			}()
-			actions := m.actions()
+			actions := of(m)
 			actions[""] = func(*rapid.T) { m.check() }
 			rt.Repeat(actions)
 			m.converge()
@@ -61,6 +66,9 @@ type model struct {
 	broken atomic.Bool // commits fail
 	asked  bool        // guests were asked since the last start
 
+	streams streams
+	readers sync.WaitGroup // of channels
+
 	mu        sync.Mutex // guards what follows: commits and guests write it
 	wrong     []string   // what was found within commits
 	processes map[string]*modelProcess
@@ -86,7 +94,7 @@ type modelProcess struct {
 
 // newModel makes a model that draws from rt; nil where nothing is drawn.
 func newModel(t tester, rt *rapid.T, change ...func(o *control.Options)) *model {
-	m := &model{rt: rt, processes: map[string]*modelProcess{}, purges: map[string]bool{}, announced: map[string]time.Time{}, connected: map[string]bool{}}
+	m := &model{rt: rt, processes: map[string]*modelProcess{}, purges: map[string]bool{}, announced: map[string]time.Time{}, connected: map[string]bool{}, streams: streams{ends: map[string]string{}}}
 	m.fixture = newFixture(t, func(o *control.Options) {
 		o.Retention, o.MaxTurn, o.FailedAfter, o.RestartGrace = 20*time.Minute, 10*time.Minute, 2*time.Minute, 20*time.Second
 		o.DisconnectGrace, o.Lifetime = 30*time.Second, time.Minute
@@ -241,7 +249,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 			return err
 		})
 	}
-	return map[string]func(*rapid.T){
+	actions := map[string]func(*rapid.T){
 		"acquire":       acquire,
 		"acquire again": acquire,
 		"run": func(*rapid.T) {
@@ -357,7 +365,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		},
 		"guest fault": func(*rapid.T) {
 			m.guests.Inject(controltest.Fault{
-				Call: m.pick("call", "Ping", "Start", "Wait", "Gone", "WriteFile"), Times: rapid.IntRange(1, 3).Draw(m.rt, "times"),
+				Call: m.pick("call", "Ping", "Start", "Wait", "Gone", "WriteFile", "Attach", "Signal"), Times: rapid.IntRange(1, 3).Draw(m.rt, "times"),
 				After: m.chance("after", 2), Err: control.ErrGuestUnreachable,
 			})
 		},
@@ -395,6 +403,8 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"crash":              func(*rapid.T) { m.again(m.crash) },
 		"restart":            func(*rapid.T) { m.again(m.restart) },
 	}
+	maps.Copy(actions, m.streamActions(seconds))
+	return actions
 }
 
 func (m *model) willPurge(id string) {
@@ -578,7 +588,10 @@ func (m *model) judgeTeardown(b *control.Batch, ev control.Event) {
 	if rule == "idle" && e.Persistent == (e.Teardown.Mode == control.TeardownStop) {
 		for name, p := range m.processes {
 			bound := p.start.Timeout
-			if p.sandbox == "sandkeeper-test-"+e.ID && !p.ended && time.Since(p.began) < bound && m.runs(p) {
+			if bound == 0 {
+				bound = 24 * time.Hour
+			}
+			if p.sandbox == "sandkeeper-test-"+e.ID && !p.ended && time.Since(p.began) < bound && m.runs(p) && m.guests.Runs(name) {
 				m.wrong = append(m.wrong, fmt.Sprintf("%s is reaped as idle while %s runs", e.ID, name))
 			}
 		}
@@ -846,6 +859,7 @@ func (m *model) converge() {
 		p.ended = true
 	}
 	m.mu.Unlock()
+	m.finish()
 	m.passes(time.Hour)
 	m.check()
 	vs, _, err = m.plane.Envs(control.EnvFilter{})

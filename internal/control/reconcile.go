@@ -239,6 +239,7 @@ func (e *env) ask() {
 			}
 			pause = min(2*pause, 2*time.Second)
 		}
+		ends := e.endsOf(list)
 		if err != nil {
 			p.log.Warn("guest not reached after the restart", "env", e.id, "err", err)
 		}
@@ -246,7 +247,7 @@ func (e *env) ask() {
 		defer e.t.mu.Unlock()
 		e.asking = false
 		if r := e.rec.Load(); r.State == Ready && r.Generation == generation {
-			e.takeUp(list)
+			e.takeUp(list, ends)
 		}
 		e.bump()
 		x := e.t.begin()
@@ -256,8 +257,27 @@ func (e *env) ask() {
 	})
 }
 
+// endsOf asks the guest how those ended that no longer run.
+func (e *env) endsOf(list []ExecStatus) map[string]ExecEnd {
+	ends := map[string]ExecEnd{}
+	for _, s := range list {
+		if s.Running {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(e.t.p.ctx, 5*time.Second)
+		end, err := e.t.p.o.Guests.Guest(e.sandbox()).Wait(ctx, s.Exec, 0)
+		cancel()
+		if err != nil {
+			break // the list has their exit codes
+		}
+		end.Stdout, end.Stderr = nil, nil
+		ends[s.Exec] = end
+	}
+	return ends
+}
+
 // takeUp follows what the guest says is running, and the ends that nobody has recorded.
-func (e *env) takeUp(list []ExecStatus) {
+func (e *env) takeUp(list []ExecStatus, ends map[string]ExecEnd) {
 	p := e.t.p
 	generation := e.rec.Load().Generation
 	for _, s := range list {
@@ -281,7 +301,11 @@ func (e *env) takeUp(list []ExecStatus) {
 			if rec, ok, err := p.o.Store.ExecByName(s.Exec); err == nil && ok {
 				x.id = rec.ID
 			}
-			x.state, x.endedAt, x.end.ExitCode = execEnded, s.EndedAt, s.ExitCode
+			end, known := ends[s.Exec]
+			if !known {
+				end.ExitCode = s.ExitCode
+			}
+			x.state, x.endedAt, x.end = execEnded, s.EndedAt, end
 			close(x.done)
 			if !s.Left {
 				x.cancel()

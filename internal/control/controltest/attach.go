@@ -55,7 +55,7 @@ func (o *output) room(out control.Output) int {
 	for s := range o.joined {
 		n = min(n, s.at[out-control.Stdout]+Window-o.wrote(out))
 	}
-	return int(n)
+	return int(max(0, n)) // who joined from the beginning may be further behind
 }
 
 // Write has a running exec write. As behind any full pipe only so much is taken
