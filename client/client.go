@@ -63,6 +63,7 @@ type Client struct {
 	calls    map[string]*call
 	turns    map[string]int64    // by task: the latest turn that we know of
 	channels map[uint32]*Process // of the line
+	events   *Events             // the subscription; nil: none
 	failure  error               // once done
 }
 
@@ -254,7 +255,11 @@ func (c *Client) lost(err error) {
 	}
 	open := c.channels
 	c.channels = map[uint32]*Process{}
+	events := c.events
 	c.mu.Unlock()
+	if events != nil {
+		events.lost()
+	}
 	for _, p := range open {
 		p.dropped()
 	}
@@ -269,6 +274,9 @@ func (c *Client) fail(err error) {
 	for _, p := range c.channels {
 		p.fail(err)
 	}
+	if c.events != nil {
+		c.events.fail(err)
+	}
 	for id, w := range c.calls {
 		delete(c.calls, id)
 		w.answer <- outcome{err: err}
@@ -279,8 +287,16 @@ func (c *Client) fail(err error) {
 func (c *Client) receive(l *line, m message) {
 	switch m.Method {
 	case "":
-	case "exec.exit", "exec.gap":
+	case "exec.exit", "exec.gap", "exec.detached":
 		c.told(m)
+		return
+	case "event", "events.reset", "events.ended":
+		c.mu.Lock()
+		e := c.events
+		c.mu.Unlock()
+		if e != nil {
+			e.take(m)
+		}
 		return
 	default:
 		c.notes.add(m)
@@ -325,15 +341,18 @@ func (c *Client) told(m message) {
 	}
 	c.mu.Lock()
 	p := c.channels[of.Channel]
-	if m.Method == "exec.exit" {
+	if m.Method != "exec.gap" {
 		delete(c.channels, of.Channel)
 	}
 	c.mu.Unlock()
-	if p == nil {
+	switch {
+	case p == nil:
 		return
-	}
-	if m.Method == "exec.gap" {
+	case m.Method == "exec.gap":
 		p.skipped(of.Skipped)
+		return
+	case m.Method == "exec.detached": // it says nothing of the command's end
+		p.dropped()
 		return
 	}
 	var e Exit

@@ -71,6 +71,11 @@ var (
 	ErrDropped = errors.New("client: the connection dropped before the answer came")
 	// ErrTakenOver: another connection resumed this client's session.
 	ErrTakenOver = errors.New("client: another connection took the session over")
+	// ErrReset: events are missing, because the log no longer reaches back to the
+	// last that was read. Reading goes on with the oldest that there is.
+	ErrReset = errors.New("client: the log of events no longer reaches back to the last that was read")
+	// ErrSuperseded: a later Subscribe took the place of this one.
+	ErrSuperseded = errors.New("client: another subscription took the place of this one")
 	// ErrTooBig: the request is larger than the server takes.
 	ErrTooBig = errors.New("client: the request is larger than the server takes")
 )

@@ -276,6 +276,39 @@ func TestEveryCommandHasOneEnd(t *testing.T) {
 			f.Fatal(r.err, r.End)
 		}
 	})
+	rule(t, "its end is the same after a restart, to the signal and the timeout", func(f *fixture) {
+		f.acquire("t", persistent)
+		f.guests.OnStart(controltest.Running)
+		st, err := f.agent.Start(f.Context(), control.StartRequest{Ref: control.Ref{Task: "t"}, Command: "make", TimeoutS: ptr(int64(5))})
+		f.must(err)
+		f.advance(10 * time.Second)
+		before, err := f.agent.WaitExec(f.Context(), st.Exec, 0)
+		f.must(err)
+		f.crash(time.Second)
+		f.reconcile()
+		agent, _ := f.connect("hermes")
+		after, err := agent.WaitExec(f.Context(), st.Exec, 0)
+		f.must(err)
+		f.equal("the exit code", *after.Exit.ExitCode, 124)
+		before.Exit.ExitCode, after.Exit.ExitCode = nil, nil
+		f.equal("the end", *after.Exit, *before.Exit)
+	})
+	rule(t, "of which its sandbox no longer knows is lost with the run that it was of", func(f *fixture) {
+		id := f.acquire("t", persistent).Env.ID
+		f.guests.OnStart(controltest.Running)
+		st, err := f.agent.Start(f.Context(), control.StartRequest{Ref: control.Ref{Task: "t"}, Command: "make"})
+		f.must(err)
+		f.engine.Die("sandkeeper-test-"+id, 1, false)
+		f.must(f.engine.Start(f.Context(), "sandkeeper-test-"+id)) // at the same instant: nobody sees it by the times
+		f.advance(10 * time.Minute)
+		x, err := f.agent.WaitExec(f.Context(), st.Exec, 0)
+		f.must(err)
+		if x.Exit.EnvLost == nil || x.Exit.ExitCode != nil {
+			f.Errorf("the end is %+v", x.Exit)
+		}
+		_, _, exit := drain(f, st.Stream)
+		f.equal("as its stream tells it", exit.EnvLost.Reason, x.Exit.EnvLost.Reason)
+	})
 	rule(t, "the caller's going stops nothing", func(f *fixture) {
 		id := f.acquire("t", persistent).Env.ID
 		f.guests.OnStart(controltest.Running)

@@ -276,6 +276,23 @@ func TestActivity(t *testing.T) {
 		f.equal("the last activity", f.view(id).LastActivity.Kind, "turn")
 		f.dueIn(id, 5*time.Minute)
 	})
+	rule(t, "the input of a command counts, reading its output does not", func(f *fixture) {
+		f.guests.OnStart(controltest.Running)
+		id := f.idle("t")
+		st, err := f.agent.Start(f.Context(), control.StartRequest{Ref: control.Ref{Task: "t"}, Command: "cat", Stdin: true})
+		f.must(err)
+		began := f.view(id).LastActivity.At
+		f.advance(time.Minute)
+		f.guests.Write(st.Exec, control.Stdout, []byte("x"))
+		_, _, err = st.Stream.Read(make([]byte, 1))
+		f.must(err)
+		f.equal("the last activity after a read", f.view(id).LastActivity.At, began)
+		_, err = st.Stream.Write([]byte("y"))
+		f.must(err)
+		v := f.view(id)
+		f.equal("its age after input", v.Now.Sub(v.LastActivity.At.Time), time.Duration(0))
+		f.guests.End(st.Exec, control.ExecEnd{})
+	})
 	rule(t, "the end of a command counts, as its own agent's", func(f *fixture) {
 		id := f.idle("t")
 		f.runLater("t", "make")
@@ -312,6 +329,20 @@ func TestLookingNeverExtends(t *testing.T) {
 		f.agent, f.sink, _ = f.resume(f.agent.ID())
 		f.dueIn(id, 4*time.Minute)
 		f.equal("the last activity", f.view(id).LastActivity.Kind, "turn")
+	})
+	rule(t, "attaching to a command and waiting for it move no deadline", func(f *fixture) {
+		id := f.idle("t")
+		x := f.run("t", "make").Exec
+		f.endTurn("t")
+		due := f.view(id).Deadline
+		f.advance(time.Minute)
+		a, err := f.agent.Attach(f.Context(), control.AttachRequest{Exec: x})
+		f.must(err)
+		drain(f, a.Stream)
+		f.must(a.Stream.Close())
+		_, err = f.agent.WaitExec(f.Context(), x, 0)
+		f.must(err)
+		f.equal("the deadline", f.view(id).Deadline, due)
 	})
 	rule(t, "a refused call moves none", func(f *fixture) {
 		id := f.idle("t")
