@@ -77,7 +77,7 @@ class Streams(unittest.IsolatedAsyncioTestCase):
         self.assertGreater(self.way.dials, 5)
 
     async def test_what_nobody_kept_is_told_as_a_gap_exactly(self) -> None:
-        size = 8_000_000
+        size = 4_000_000
         p = await self.c.start(self.t, f"echo begin; while [ ! -e go ]; do sleep 0.05; done; head -c {size} /dev/zero; echo err >&2; echo -n end")
         await read_until(p, b"begin\n")
         self.way.refuses = True
@@ -104,7 +104,7 @@ class Streams(unittest.IsolatedAsyncioTestCase):
         self.assertEqual(p.offsets, {"stdout": 6 + size + 3, "stderr": 4})
 
     async def test_large_input_comes_whole_across_dropped_connections(self) -> None:
-        data = b"".join(b"%07d\n" % i for i in range(400_000))
+        data = b"".join(b"%07d\n" % i for i in range(200_000))
         p = await self.c.start(self.t, "cat > f; cat f | cksum", stdin=True)
         for at in range(0, len(data), len(data) // 8):
             await p.write(data[at : at + len(data) // 8])
