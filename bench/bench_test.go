@@ -61,7 +61,7 @@ const block = 5
 // exec, in blocks. A named one has an id, so that it can be asked again and
 // never runs twice: its start and its end are on disk before it is answered.
 func BenchmarkExec(b *testing.B) {
-	s := test.Start(b)
+	s := test.Engine("docker").Start(b)
 	agent := s.Agent(b, "bench")
 	env := agent.Acquire(client.AcquireRequest{Task: "exec"}).Env
 	c, ok := s.Container(b, env.ID)
@@ -95,7 +95,7 @@ func BenchmarkExec(b *testing.B) {
 // finds one each time.
 func BenchmarkFirstResult(b *testing.B) {
 	image := test.OpenDocker(b).Image
-	engines := []*firstResults{{name: "docker", s: test.Start(b)}, {name: "local", s: test.StartLocal(b)}}
+	engines := []*firstResults{{name: "docker", s: test.Engine("docker").Start(b)}, {name: "local", s: test.Engine("local").Start(b)}}
 	for _, e := range engines {
 		e.agent = e.s.Agent(b, "bench")
 		e.once(b) // the guest is on the engine now

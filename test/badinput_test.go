@@ -31,8 +31,11 @@ func livesOn(t *testing.T, s *test.Server, w *test.Wire, env string) {
 }
 
 func TestBadFramesAreAnsweredAndTheSocketStays(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+	test.Each(t, badFramesAreAnsweredAndTheSocketStays)
+}
+
+func badFramesAreAnsweredAndTheSocketStays(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "frames", test.Params{"persistent": true}).Env.ID
 	deep := strings.Repeat("[", 100_000)
@@ -93,8 +96,11 @@ func TestBadFramesAreAnsweredAndTheSocketStays(t *testing.T) {
 }
 
 func TestFramesAgainstTheStandardCloseTheirSocketAlone(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+	test.Each(t, framesAgainstTheStandardCloseTheirSocketAlone)
+}
+
+func framesAgainstTheStandardCloseTheirSocketAlone(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "standard", test.Params{"persistent": true}).Env.ID
 	for _, c := range []struct {
@@ -124,9 +130,10 @@ func TestFramesAgainstTheStandardCloseTheirSocketAlone(t *testing.T) {
 	livesOn(t, s, w, env)
 }
 
-func TestHelloComesFirst(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestHelloComesFirst(t *testing.T) { test.Each(t, helloComesFirst) }
+
+func helloComesFirst(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Upgrade(t, test.Identity{})
 	for _, method := range []string{"env.list", "env.acquire", "turn.begin", "exec.run"} {
 		if e := w.Refused(t, "hello_required", method, test.Params{"task": "x"}); e.Code != codes["hello_required"] {
@@ -155,8 +162,11 @@ func TestHelloComesFirst(t *testing.T) {
 }
 
 func TestBadCallsGetTheErrorThatTheProtocolNames(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+	test.Each(t, badCallsGetTheErrorThatTheProtocolNames)
+}
+
+func badCallsGetTheErrorThatTheProtocolNames(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "calls", test.Params{"persistent": true}).Env.ID
 	w.Run(t, env, "mkdir dir; echo text > file; ln -s loop loop; mkfifo fifo")
@@ -317,9 +327,10 @@ func TestBadCallsGetTheErrorThatTheProtocolNames(t *testing.T) {
 }
 
 // A failed acquire leaves an environment that says why, and nothing on the engine.
-func TestUnknownImageLeavesNothing(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestUnknownImageLeavesNothing(t *testing.T) { test.Each(t, unknownImageLeavesNothing) }
+
+func unknownImageLeavesNothing(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	e := w.Refused(t, "image_unavailable", "env.acquire", test.Params{"task": "image", "image": "127.0.0.1:1/no/such:image"})
 	if !strings.Contains(e.Message, "127.0.0.1:1/no/such:image") {
@@ -340,9 +351,10 @@ func TestUnknownImageLeavesNothing(t *testing.T) {
 	engineHas(t, s, nil)
 }
 
-func TestFilesAndBytesOfEveryKind(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestFilesAndBytesOfEveryKind(t *testing.T) { test.Each(t, filesAndBytesOfEveryKind) }
+
+func filesAndBytesOfEveryKind(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "bytes", nil).Env.ID
 	every := make([]byte, 256)

@@ -21,9 +21,10 @@ func paste(tab *test.Tab, s *test.Server, token string) {
 }
 
 // The printed link signs in once, and leaves nothing of itself.
-func TestSignInLinkWorksOnce(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestSignInLinkWorksOnce(t *testing.T) { test.Each(t, signInLinkWorksOnce) }
+
+func signInLinkWorksOnce(t *testing.T, on test.On) {
+	s := on.Start(t)
 	tab := test.OpenTab(t)
 	tab.SignIn(s)
 	if at := test.Read[string](tab, "location.href"); at != s.URL+"/" {
@@ -63,9 +64,10 @@ func TestSignInLinkWorksOnce(t *testing.T) {
 }
 
 // A token that is pasted signs in as what it is.
-func TestSignInByToken(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestSignInByToken(t *testing.T) { test.Each(t, signInByToken) }
+
+func signInByToken(t *testing.T, on test.On) {
+	s := on.Start(t)
 	env := s.Wire(t).Acquire(t, "looked at", test.Params{"persistent": true}).Env.ID
 	tab := test.OpenTab(t)
 	tab.Forgive("status of 401", "status of 403")
@@ -111,9 +113,10 @@ func TestSignInByToken(t *testing.T) {
 }
 
 // Names are somebody else's text: they are shown, and do nothing.
-func TestNamesAreShownAsText(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestNamesAreShownAsText(t *testing.T) { test.Each(t, namesAreShownAsText) }
+
+func namesAreShownAsText(t *testing.T, on test.On) {
+	s := on.Start(t)
 	const (
 		script = `<script>window.pwned = 1</script><img src=x onerror="window.pwned = 1">`
 		turned = "\u202eevil \u05e9\u05dc\u05d5\u05dd"
@@ -164,9 +167,10 @@ func TestNamesAreShownAsText(t *testing.T) {
 
 // The page's policy runs no script that the server did not serve. It also
 // shows that a breach would be heard.
-func TestPolicyRunsNothingElse(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestPolicyRunsNothingElse(t *testing.T) { test.Each(t, policyRunsNothingElse) }
+
+func policyRunsNothingElse(t *testing.T, on test.On) {
+	s := on.Start(t)
 	tab := test.OpenTab(t)
 	tab.SignIn(s)
 	if c := tab.Complaints(); len(c) > 0 {

@@ -53,13 +53,9 @@ func eachOnce(t *testing.T, s *test.Server, tab *test.Tab) {
 }
 
 // The page follows an agent's turn, and the reaper after it, without a reload.
-func TestPageFollowsAgentAndReaper(t *testing.T) {
-	t.Parallel()
-	test.Each(t, pageFollowsAgentAndReaper)
-}
+func TestPageFollowsAgentAndReaper(t *testing.T) { test.Each(t, pageFollowsAgentAndReaper) }
 
 func pageFollowsAgentAndReaper(t *testing.T, on test.On) {
-	t.Parallel()
 	s := on.Start(t)
 	tab := test.OpenTab(t)
 	tab.SignIn(s)
@@ -124,13 +120,9 @@ func pageFollowsAgentAndReaper(t *testing.T, on test.On) {
 }
 
 // After a crash of the server the page says that it is lost, and catches up by itself.
-func TestPageCatchesUpAfterACrash(t *testing.T) {
-	t.Parallel()
-	test.Each(t, pageCatchesUpAfterACrash)
-}
+func TestPageCatchesUpAfterACrash(t *testing.T) { test.Each(t, pageCatchesUpAfterACrash) }
 
 func pageCatchesUpAfterACrash(t *testing.T, on test.On) {
-	t.Parallel()
 	s := on.Start(t, "--listen", test.Address(t))
 	w := s.Wire(t)
 	lost := w.Acquire(t, "dies meanwhile", test.Params{"persistent": true}).Env.ID
@@ -152,7 +144,7 @@ func pageCatchesUpAfterACrash(t *testing.T, on test.On) {
 	tab.Forgive("net::ERR_", "htmx:sse:error")
 	s.Kill(t)
 	tab.Wait("the banner is up", "document.querySelector('#lost').checkVisibility()")
-	if ms := test.Read[float64](tab, "seen.banner - seen.cut"); ms < 2900 || ms > 30_000 { // a busy machine shows it late
+	if ms := test.Read[float64](tab, "seen.banner - seen.cut"); ms < 2000 || ms > 30_000 { // after 3 s; a busy machine notes both late
 		t.Errorf("the banner came %.0f ms after the connection was lost", ms)
 	}
 	tab.Sees("#lost", "Connection lost")
@@ -179,9 +171,10 @@ func pageCatchesUpAfterACrash(t *testing.T, on test.On) {
 }
 
 // Rows do not move under the pointer: what is new waits, and says so.
-func TestRowsWaitForThePointer(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestRowsWaitForThePointer(t *testing.T) { test.Each(t, rowsWaitForThePointer) }
+
+func rowsWaitForThePointer(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	first := w.Acquire(t, "first", test.Params{"persistent": true}).Env.ID
 	tab := test.OpenTab(t)
@@ -206,9 +199,10 @@ func TestRowsWaitForThePointer(t *testing.T) {
 }
 
 // Times on the page are the server's, whatever the browser's clock says.
-func TestCountdownKeepsToTheServersClock(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t, "--lifetime", "10m")
+func TestCountdownKeepsToTheServersClock(t *testing.T) { test.Each(t, countdownKeepsToTheServersClock) }
+
+func countdownKeepsToTheServersClock(t *testing.T, on test.On) {
+	s := on.Start(t, "--lifetime", "10m")
 	w := s.Wire(t)
 	env := w.Acquire(t, "clock", test.Params{"persistent": true}).Env.ID
 	tab := test.OpenTab(t)
@@ -234,8 +228,11 @@ func TestCountdownKeepsToTheServersClock(t *testing.T) {
 
 // Scripts may come slowly, and one long after another.
 func TestPageIsLiveHoweverSlowlyItsScriptsCome(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+	test.Each(t, pageIsLiveHoweverSlowlyItsScriptsCome)
+}
+
+func pageIsLiveHoweverSlowlyItsScriptsCome(t *testing.T, on test.On) {
+	s := on.Start(t)
 	tab := test.OpenTab(t)
 	// Held until htmx is there and what it put off has had its turn.
 	tab.Hold("*/hx-sse*", "typeof htmx !== 'undefined' && (window.off ??= setTimeout(() => { window.had = true })) && window.had")

@@ -27,9 +27,10 @@ func left(t *testing.T, s *test.Server, env string) (found []string) {
 }
 
 // Pin, unpin and stop are a button each, and the row tells what came of it.
-func TestOperatorPinsAndStops(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestOperatorPinsAndStops(t *testing.T) { test.Each(t, operatorPinsAndStops) }
+
+func operatorPinsAndStops(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "kept", test.Params{"persistent": true}).Env.ID
 	brief := w.Acquire(t, "brief", nil).Env.ID
@@ -83,9 +84,10 @@ func TestOperatorPinsAndStops(t *testing.T) {
 }
 
 // The environment's own page pins with a reason and an end, and keeps what is typed.
-func TestOperatorPinsWithAReasonAndAnEnd(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestOperatorPinsWithAReasonAndAnEnd(t *testing.T) { test.Each(t, operatorPinsWithAReasonAndAnEnd) }
+
+func operatorPinsWithAReasonAndAnEnd(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "kept", test.Params{"persistent": true}).Env.ID
 	tab := test.OpenTab(t)
@@ -107,9 +109,10 @@ func TestOperatorPinsWithAReasonAndAnEnd(t *testing.T) {
 }
 
 // A kill is asked back: what is lost is named, and Cancel has the focus.
-func TestOperatorKills(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestOperatorKills(t *testing.T) { test.Each(t, operatorKills) }
+
+func operatorKills(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	kept := w.Acquire(t, "kept", test.Params{"persistent": true}).Env.ID
 	gone := w.Acquire(t, "gone", nil).Env.ID
@@ -141,6 +144,12 @@ func TestOperatorKills(t *testing.T) {
 		tab.Type(key)
 		closed()
 	}
+	// A close that is told once it is open again takes nothing from it.
+	ask(kept)
+	test.Read[bool](tab, "document.querySelector('#dialog').dispatchEvent(new Event('close'))")
+	tab.Sees("#dialog", "files are kept")
+	tab.Type("\u001b")
+	closed()
 	if v := s.Env(t, kept); v.State != control.Ready || v.Generation != 1 {
 		t.Errorf("after two kills that were taken back it is %s, in generation %d", v.State, v.Generation)
 	}
@@ -188,9 +197,10 @@ func TestOperatorKills(t *testing.T) {
 }
 
 // Without scripts every button works: as a form, with a page to ask back.
-func TestFormsWorkWithoutScripts(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestFormsWorkWithoutScripts(t *testing.T) { test.Each(t, formsWorkWithoutScripts) }
+
+func formsWorkWithoutScripts(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	kept := w.Acquire(t, "kept", test.Params{"persistent": true}).Env.ID
 	gone := w.Acquire(t, "gone", nil).Env.ID

@@ -14,19 +14,15 @@ import (
 	"sandkeeper/test"
 )
 
-// crashed is a server that reaches the engine through a proxy, was warmed up by
-// an environment, and dies while a request is held there.
+// crashed is a server that was warmed up by an environment, and dies.
 type crashed struct {
 	*test.Server
-	proxy *test.EngineProxy
 	agent *test.Wire
 }
 
-func readyToCrash(t *testing.T, args ...string) *crashed {
+func readyToCrash(t *testing.T, s *test.Server) *crashed {
 	t.Helper()
-	proxy := test.NewEngineProxy(t)
-	s := test.StartBehind(t, proxy, args...)
-	c := &crashed{s, proxy, s.Wire(t)}
+	c := &crashed{s, s.Wire(t)}
 	c.agent.Acquire(t, "warm-up", nil)
 	c.agent.EndTurn(t, "warm-up")
 	s.Events().Wait(t, "the warm-up is over", test.Is(control.EnvRemoved, ""))
@@ -61,7 +57,7 @@ func (c *crashed) comeBack(t *testing.T) {
 func engineHas(t *testing.T, s *test.Server, want map[string]string) {
 	t.Helper()
 	got := map[string]string{}
-	for _, c := range s.Docker.Containers(t, s.Instance) {
+	for _, c := range s.Containers(t) {
 		if c.Env == "" {
 			continue
 		}
@@ -82,10 +78,9 @@ func engineHas(t *testing.T, s *test.Server, want map[string]string) {
 	if len(got) > 0 {
 		t.Errorf("there are containers of %v too", got)
 	}
-	for _, v := range s.Docker.Volumes(t, s.Instance) {
-		env := s.Docker.Run(t, "volume", "inspect", "--format", `{{index .Labels "sandkeeper.env"}}`, v)
-		if _, wanted := want[env]; env != "" && !wanted {
-			t.Errorf("there is a volume of %s too", env)
+	for _, v := range s.Volumes(t) {
+		if _, wanted := want[v.Env]; v.Env != "" && !wanted {
+			t.Errorf("there is a volume of %s too", v.Env)
 		}
 	}
 }
@@ -100,8 +95,9 @@ func eventsAre(t *testing.T, s *test.Server, env string, want []control.EventKin
 	}
 }
 
-func TestCrashInTheMiddleOfACreate(t *testing.T) {
-	t.Parallel()
+func TestCrashInTheMiddleOfACreate(t *testing.T) { test.Each(t, crashInTheMiddleOfACreate) }
+
+func crashInTheMiddleOfACreate(t *testing.T, on test.On) {
 	const create, start = "POST /containers/create", "POST /containers/*/start"
 	for _, c := range []struct {
 		name string
@@ -114,8 +110,9 @@ func TestCrashInTheMiddleOfACreate(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			s := readyToCrash(t)
-			held := c.hold(s.proxy)
+			proxy := test.NewEngineProxy(t)
+			s := readyToCrash(t, on.StartBehind(t, proxy))
+			held := c.hold(proxy)
 			s.agent.Go(t, "env.acquire", test.Params{"task": "made", "persistent": true})
 			begun := s.Events().Wait(t, "the start is on disk", func(ev control.Event) bool {
 				return ev.Kind == control.EnvStarting && ev.Task == "made"
@@ -136,9 +133,10 @@ func TestCrashInTheMiddleOfACreate(t *testing.T) {
 	}
 }
 
-func TestCrashInTheMiddleOfAnExec(t *testing.T) {
-	t.Parallel()
-	s := readyToCrash(t)
+func TestCrashInTheMiddleOfAnExec(t *testing.T) { test.Each(t, crashInTheMiddleOfAnExec) }
+
+func crashInTheMiddleOfAnExec(t *testing.T, on test.On) {
+	s := readyToCrash(t, on.Start(t))
 	env := s.agent.Acquire(t, "work", test.Params{"persistent": true}).Env.ID
 	long := test.Params{"env": env, "id": "long", "command": "echo ran >> /workspace/long; while [ ! -e /workspace/go ]; do sleep 0.05; done; echo finished"}
 	short := test.Params{"env": env, "id": "short", "command": "echo ran >> /workspace/short; while [ ! -e /workspace/crashed ]; do sleep 0.05; done; echo ended alone; exit 3"}
@@ -156,7 +154,7 @@ func TestCrashInTheMiddleOfAnExec(t *testing.T) {
 	if !ok {
 		t.Fatal("with the server its container has gone")
 	}
-	s.Docker.Run(t, "exec", c.ID, "touch", "/workspace/crashed")
+	s.TouchBehind(t, c, "crashed")
 	s.comeBack(t)
 
 	var ran test.Ran
@@ -194,8 +192,9 @@ func TestCrashInTheMiddleOfAnExec(t *testing.T) {
 	}
 }
 
-func TestCrashInTheMiddleOfATeardown(t *testing.T) {
-	t.Parallel()
+func TestCrashInTheMiddleOfATeardown(t *testing.T) { test.Each(t, crashInTheMiddleOfATeardown) }
+
+func crashInTheMiddleOfATeardown(t *testing.T, on test.On) {
 	const stop, remove, volume = "POST /containers/*/stop", "DELETE /containers/*", "DELETE /volumes/*"
 	for _, c := range []struct {
 		name       string
@@ -211,10 +210,11 @@ func TestCrashInTheMiddleOfATeardown(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			s := readyToCrash(t)
+			proxy := test.NewEngineProxy(t)
+			s := readyToCrash(t, on.StartBehind(t, proxy))
 			env := s.agent.Acquire(t, "ending", test.Params{"persistent": c.persistent, "lifetime_seconds": 1}).Env.ID
 			s.agent.WriteFile(t, env, "kept", "by "+env)
-			held := c.hold(s.proxy)
+			held := c.hold(proxy)
 			s.agent.EndTurn(t, "ending")
 			s.crash(t, held)
 			if !c.persistent {
@@ -246,8 +246,9 @@ func TestCrashInTheMiddleOfATeardown(t *testing.T) {
 	}
 }
 
-func TestCrashInTheMiddleOfAResume(t *testing.T) {
-	t.Parallel()
+func TestCrashInTheMiddleOfAResume(t *testing.T) { test.Each(t, crashInTheMiddleOfAResume) }
+
+func crashInTheMiddleOfAResume(t *testing.T, on test.On) {
 	const start = "POST /containers/*/start"
 	for _, c := range []struct {
 		name string
@@ -258,12 +259,13 @@ func TestCrashInTheMiddleOfAResume(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			s := readyToCrash(t)
+			proxy := test.NewEngineProxy(t)
+			s := readyToCrash(t, on.StartBehind(t, proxy))
 			env := s.agent.Acquire(t, "back", test.Params{"persistent": true}).Env.ID
 			s.agent.Run(t, env, "echo workspace > /workspace/a; echo root > /root/b")
 			s.Act(t, env, "stop", nil)
 			s.Events().Wait(t, "it is dormant", test.Is(control.EnvDormant, env))
-			held := c.hold(s.proxy)
+			held := c.hold(proxy)
 			s.agent.Go(t, "exec.run", test.Params{"env": env, "id": "resuming", "command": "echo ran >> /workspace/n"})
 			s.crash(t, held)
 			// The same again: it starts at most once, in the same generation.
@@ -284,8 +286,11 @@ func TestCrashInTheMiddleOfAResume(t *testing.T) {
 }
 
 func TestAgentThatDoesNotComeBackAfterACrashHasAbandonedItsTurn(t *testing.T) {
-	t.Parallel()
-	s := readyToCrash(t, "--disconnect-grace", "1s")
+	test.Each(t, agentThatDoesNotComeBackAfterACrashHasAbandonedItsTurn)
+}
+
+func agentThatDoesNotComeBackAfterACrashHasAbandonedItsTurn(t *testing.T, on test.On) {
+	s := readyToCrash(t, on.Start(t, "--disconnect-grace", "1s"))
 	ephemeral := s.agent.Acquire(t, "left", nil).Env.ID
 	persistent := s.agent.Acquire(t, "left", test.Params{"name": "kept", "persistent": true}).Env.ID
 	s.Kill(t)
@@ -298,10 +303,11 @@ func TestAgentThatDoesNotComeBackAfterACrashHasAbandonedItsTurn(t *testing.T) {
 	}
 }
 
-func TestCountdownSurvivesACrash(t *testing.T) {
-	t.Parallel()
+func TestCountdownSurvivesACrash(t *testing.T) { test.Each(t, countdownSurvivesACrash) }
+
+func countdownSurvivesACrash(t *testing.T, on test.On) {
 	const grace = 12 * time.Second // enough to ask the guests in, on a busy machine too
-	s := readyToCrash(t, "--restart-grace", grace.String())
+	s := readyToCrash(t, on.Start(t, "--restart-grace", grace.String()))
 	soon := s.agent.Acquire(t, "soon", test.Params{"persistent": true, "lifetime_seconds": 5}).Env.ID
 	late := s.agent.Acquire(t, "late", test.Params{"persistent": true, "lifetime_seconds": 3000}).Env.ID
 	s.agent.EndTurn(t, "soon")
@@ -320,13 +326,9 @@ func TestCountdownSurvivesACrash(t *testing.T) {
 }
 
 // The public client asks again by itself, by an id that it made.
-func TestClientRidesOutACrash(t *testing.T) {
-	t.Parallel()
-	test.Each(t, clientRidesOutACrash)
-}
+func TestClientRidesOutACrash(t *testing.T) { test.Each(t, clientRidesOutACrash) }
 
 func clientRidesOutACrash(t *testing.T, on test.On) {
-	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -380,13 +382,9 @@ func lastOf(evs []control.Event, kind control.EventKind) (last control.Event) {
 	return last
 }
 
-func TestPresentClientsLearnOfAStop(t *testing.T) {
-	t.Parallel()
-	test.Each(t, presentClientsLearnOfAStop)
-}
+func TestPresentClientsLearnOfAStop(t *testing.T) { test.Each(t, presentClientsLearnOfAStop) }
 
 func presentClientsLearnOfAStop(t *testing.T, on test.On) {
-	t.Parallel()
 	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "polite", test.Params{"persistent": true}).Env.ID

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -27,19 +26,10 @@ func lostAtOnce(t *testing.T, s *test.Server, env string, moment time.Time) cont
 	return ev
 }
 
-// finishedAt is the engine's own time of a container's end.
-func finishedAt(t *testing.T, s *test.Server, c test.Container) time.Time {
-	t.Helper()
-	at, err := time.Parse(time.RFC3339Nano, s.Docker.Run(t, "inspect", "--format", "{{.State.FinishedAt}}", c.ID))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return at
-}
+func TestSandboxStoppedBehindOurBack(t *testing.T) { test.Each(t, sandboxStoppedBehindOurBack) }
 
-func TestContainerStoppedBehindOurBack(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func sandboxStoppedBehindOurBack(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	persistent := w.Acquire(t, "stopped", test.Params{"persistent": true}).Env.ID
 	ephemeral := w.Acquire(t, "stopped", test.Params{"name": "scratch"}).Env.ID
@@ -48,12 +38,11 @@ func TestContainerStoppedBehindOurBack(t *testing.T) {
 	awaitHold(t, s, persistent, control.HoldExec)
 
 	stopped, _ := s.Container(t, persistent)
-	s.Docker.Run(t, "stop", stopped.ID)
-	ev := lostAtOnce(t, s, persistent, finishedAt(t, s, stopped))
-	if code, ok := ev.Data["exit_code"].(float64); !ok || ev.Data["oom"] != false {
-		t.Errorf("it is lost with %v", ev.Data)
-	} else if want := s.Docker.Run(t, "inspect", "--format", "{{.State.ExitCode}}", stopped.ID); want != strconv.Itoa(int(code)) {
-		t.Errorf("it is lost with the exit code %v; the engine says %s", code, want)
+	s.StopBehind(t, stopped)
+	at, code := s.Ended(t, stopped)
+	ev := lostAtOnce(t, s, persistent, at)
+	if ev.Data["exit_code"] != float64(code) || ev.Data["oom"] != false {
+		t.Errorf("it is lost with %v; the engine says exit code %d", ev.Data, code)
 	}
 	e := running.Refused(t)
 	if tomb := e.Data.Tombstone; e.Data.Kind != "generation_gone" || tomb == nil || tomb.ExitCode == nil || tomb.Generation != 1 {
@@ -61,7 +50,7 @@ func TestContainerStoppedBehindOurBack(t *testing.T) {
 	}
 
 	killed, _ := s.Container(t, ephemeral)
-	s.Docker.Run(t, "kill", killed.ID)
+	s.KillBehind(t, killed)
 	ev = lostAtOnce(t, s, ephemeral, time.Now())
 	if ev.Data["exit_code"] != float64(137) || ev.Data["oom"] != false {
 		t.Errorf("killed, it is lost with %v", ev.Data)
@@ -93,9 +82,10 @@ func TestContainerStoppedBehindOurBack(t *testing.T) {
 	}
 }
 
-func TestContainerRemovedBehindOurBack(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestContainerRemovedBehindOurBack(t *testing.T) { test.Each(t, containerRemovedBehindOurBack) }
+
+func containerRemovedBehindOurBack(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "removed", test.Params{"persistent": true}).Env.ID
 	w.Run(t, env, "echo workspace > /workspace/kept; echo root > /root/gone")
@@ -122,9 +112,10 @@ func TestContainerRemovedBehindOurBack(t *testing.T) {
 	eventsAre(t, s, env, want)
 }
 
-func TestDiedWhileNoServerRan(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestDiedWhileNoServerRan(t *testing.T) { test.Each(t, diedWhileNoServerRan) }
+
+func diedWhileNoServerRan(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	stopped := w.Acquire(t, "alone", test.Params{"persistent": true}).Env.ID
 	removed := w.Acquire(t, "alone", test.Params{"name": "removed", "persistent": true}).Env.ID
@@ -134,10 +125,16 @@ func TestDiedWhileNoServerRan(t *testing.T) {
 	}
 	s.Kill(t)
 	c, _ := s.Container(t, stopped)
-	s.Docker.Run(t, "stop", c.ID)
+	s.StopBehind(t, c)
+	outcome := "resumed"
 	for _, env := range []string{removed, ephemeral} {
 		c, _ := s.Container(t, env)
-		s.Docker.Run(t, "rm", "--force", c.ID)
+		if on.Name == "docker" {
+			s.Docker.Run(t, "rm", "--force", c.ID)
+			outcome = "recreated"
+		} else { // who removes a local one removes its files
+			s.KillBehind(t, c)
+		}
 	}
 	s.Restart(t)
 	for _, env := range []string{stopped, removed, ephemeral} {
@@ -148,15 +145,16 @@ func TestDiedWhileNoServerRan(t *testing.T) {
 	if got := w.Acquire(t, "alone", nil); got.Outcome != "resumed" || w.ReadFile(t, stopped, "kept") != stopped {
 		t.Errorf("the stopped one was %s", got.Outcome)
 	}
-	if got := w.Acquire(t, "alone", test.Params{"name": "removed"}); got.Outcome != "recreated" || w.ReadFile(t, removed, "kept") != removed {
+	if got := w.Acquire(t, "alone", test.Params{"name": "removed"}); got.Outcome != outcome || w.ReadFile(t, removed, "kept") != removed {
 		t.Errorf("the removed one was %s", got.Outcome)
 	}
 	engineHas(t, s, map[string]string{stopped: "running", removed: "running"})
 }
 
-func TestStartedBehindOurBack(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestStartedBehindOurBack(t *testing.T) { test.Each(t, startedBehindOurBack) }
+
+func startedBehindOurBack(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "started", test.Params{"persistent": true}).Env.ID
 	w.EndTurn(t, "started")
@@ -170,11 +168,12 @@ func TestStartedBehindOurBack(t *testing.T) {
 	}
 }
 
-func TestOutOfMemoryIsTold(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestOutOfMemoryIsTold(t *testing.T) { test.Each(t, outOfMemoryIsTold) }
+
+func outOfMemoryIsTold(t *testing.T, on test.On) {
+	s := on.Start(t)
 	if !enforces(t, s, "memory_mb") {
-		t.Skip("docker: this host does not enforce memory_mb")
+		t.Skip(on.Name + ": this host does not enforce memory_mb")
 	}
 	w := s.Wire(t)
 	got := w.Acquire(t, "greedy", test.Params{"persistent": true, "limits": test.Params{"memory_mb": 32}})
@@ -193,9 +192,11 @@ func TestOutOfMemoryIsTold(t *testing.T) {
 	if v := s.Env(t, env); v.State != control.Ready || v.Generation != 1 {
 		t.Errorf("its child was killed, and it is %s, generation %d", v.State, v.Generation)
 	}
-	// Stopped later by hand, it did not end for want of memory.
+	// Stopped later by hand, it did not end for want of memory. For two seconds
+	// the local engine cannot tell the one from the other.
+	w.Run(t, env, "sleep 3")
 	c, _ := s.Container(t, env)
-	s.Docker.Run(t, "kill", c.ID)
+	s.KillBehind(t, c)
 	ev := lostAtOnce(t, s, env, time.Now())
 	if ev.Data["oom"] != false {
 		t.Errorf("killed by hand, it is lost with %v", ev.Data)
@@ -204,11 +205,12 @@ func TestOutOfMemoryIsTold(t *testing.T) {
 
 // A file system in memory is part of the sandbox's share of it. What fills it
 // is told, one way or the other: a full disk, a killed command, or a lost sandbox.
-func TestTmpThatFillsTheMemory(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestTmpThatFillsTheMemory(t *testing.T) { test.Each(t, tmpThatFillsTheMemory) }
+
+func tmpThatFillsTheMemory(t *testing.T, on test.On) {
+	s := on.Start(t)
 	if !enforces(t, s, "memory_mb") {
-		t.Skip("docker: this host does not enforce memory_mb")
+		t.Skip(on.Name + ": this host does not enforce memory_mb")
 	}
 	w := s.Wire(t)
 	env := w.Acquire(t, "full", test.Params{"persistent": true, "limits": test.Params{"memory_mb": 32}}).Env.ID

@@ -2,9 +2,18 @@
 // stand on: the real binary as a process of its own, on a free port, with fresh data and
 // an instance of its own, against a real engine.
 //
+// A test is a function of an engine, and runs on each; a table (alone) has
+// those that one engine alone can run, and why:
+//
 //	func TestMain(m *testing.M) { test.Main(m) }
 //
-//	s := test.Start(t, "--lifetime", "2s")      // stopped, pruned and verified at the test's end
+//	func TestTurns(t *testing.T) { test.Each(t, turns) }
+//
+//	func turns(t *testing.T, on test.On) {
+//
+// In it:
+//
+//	s := on.Start(t, "--lifetime", "2s")        // stopped, pruned and verified at the test's end
 //	agent := s.Agent(t, "hermes")               // the public client, connected
 //	env := s.Env(t, id)                         // as operators see it
 //	s.Events().Wait(t, "it is dormant", test.Is("env.dormant", id))
@@ -14,11 +23,6 @@
 //	tab := test.OpenTab(t)                     // of a real browser
 //	tab.SignIn(s)
 //	tab.Sees(test.Row(id), "a command runs")
-//
-// A test that holds on every engine takes it as an argument, and test.Each runs it on each:
-//
-//	func TestTurns(t *testing.T) { test.Each(t, turns) }
-//	func turns(t *testing.T, on test.On) { s := on.Start(t) ... }
 //
 // Nothing waits for time: tests wait for events, which the server writes in the
 // transaction of what they tell. A server that ends by itself, answers a stop with

@@ -252,8 +252,16 @@ func (d Docker) Container(t testing.TB, instance, env string) (c Container, ok b
 	return Container{}, false
 }
 
+// Volume keeps files. Env is "" for what all environments share.
+type Volume struct{ Name, Env string }
+
 // Volumes lists the volumes of an instance.
-func (d Docker) Volumes(t testing.TB, instance string) []string {
+func (d Docker) Volumes(t testing.TB, instance string) (list []Volume) {
 	t.Helper()
-	return strings.Fields(d.Run(t, "volume", "ls", "--quiet", "--filter", "label=sandkeeper.instance="+instance))
+	out := d.Run(t, "volume", "ls", "--filter", "label=sandkeeper.instance="+instance, "--format", `{{.Name}}	{{.Label "sandkeeper.env"}}`)
+	for line := range strings.Lines(out) {
+		name, env, _ := strings.Cut(strings.TrimRight(line, "\n"), "\t")
+		list = append(list, Volume{name, env})
+	}
+	return list
 }

@@ -16,10 +16,11 @@ func readyz(t *testing.T, s *test.Server) (status int, body string) {
 }
 
 // The engine's line is cut: it lives on, with its containers, and does not answer.
-func TestEngineThatCannotBeReached(t *testing.T) {
-	t.Parallel()
+func TestEngineThatCannotBeReached(t *testing.T) { test.Each(t, engineThatCannotBeReached) }
+
+func engineThatCannotBeReached(t *testing.T, on test.On) {
 	proxy := test.NewEngineProxy(t)
-	s := test.StartBehind(t, proxy)
+	s := on.StartBehind(t, proxy)
 	w := s.Wire(t)
 	persistent := w.Acquire(t, "cut", test.Params{"persistent": true}).Env.ID
 	ephemeral := w.Acquire(t, "gone", nil).Env.ID
@@ -77,10 +78,13 @@ func TestEngineThatCannotBeReached(t *testing.T) {
 }
 
 func TestServerThatStartsWithoutItsEngine(t *testing.T) {
-	t.Parallel()
+	test.Each(t, serverThatStartsWithoutItsEngine)
+}
+
+func serverThatStartsWithoutItsEngine(t *testing.T, on test.On) {
 	proxy := test.NewEngineProxy(t)
 	proxy.Down(t)
-	s := test.StartBehind(t, proxy)
+	s := on.StartBehind(t, proxy)
 	if status, body := readyz(t, s); status != http.StatusServiceUnavailable {
 		t.Errorf("GET /readyz: %d %s", status, body)
 	}
@@ -97,9 +101,12 @@ func TestServerThatStartsWithoutItsEngine(t *testing.T) {
 }
 
 func TestServerThatRestartsWithoutItsEngine(t *testing.T) {
-	t.Parallel()
+	test.Each(t, serverThatRestartsWithoutItsEngine)
+}
+
+func serverThatRestartsWithoutItsEngine(t *testing.T, on test.On) {
 	proxy := test.NewEngineProxy(t)
-	s := test.StartBehind(t, proxy)
+	s := on.StartBehind(t, proxy)
 	w := s.Wire(t)
 	env := w.Acquire(t, "through", test.Params{"persistent": true}).Env.ID
 	w.Run(t, env, "echo before > kept")
@@ -121,8 +128,9 @@ func TestServerThatRestartsWithoutItsEngine(t *testing.T) {
 }
 
 // A real engine is stopped and started: its containers die with it, and that is told.
-func TestEngineStoppedAndStarted(t *testing.T) {
-	t.Parallel()
+func TestEngineStoppedAndStarted(t *testing.T) { test.Each(t, engineStoppedAndStarted) }
+
+func engineStoppedAndStarted(t *testing.T, on test.On) {
 	d := test.StartDockerd(t)
 	s := test.StartOn(t, d.Docker)
 	w := s.Wire(t)

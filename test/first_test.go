@@ -3,7 +3,6 @@ package test_test
 import (
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -12,13 +11,9 @@ import (
 )
 
 // What the empty page tells a newcomer to run makes it come alive, on each engine.
-func TestFirstTurnOfANewcomer(t *testing.T) {
-	t.Parallel()
-	test.Each(t, firstTurnOfANewcomer)
-}
+func TestFirstTurnOfANewcomer(t *testing.T) { test.Each(t, firstTurnOfANewcomer) }
 
 func firstTurnOfANewcomer(t *testing.T, on test.On) {
-	t.Parallel()
 	s := on.Start(t)
 	if _, page := s.Do(t, "GET", "/", nil); !strings.Contains(string(page), "go run ./examples/agent") {
 		t.Error("the empty page does not tell of the example")
@@ -47,11 +42,12 @@ func firstTurnOfANewcomer(t *testing.T, on test.On) {
 	}
 }
 
-// A server that is killed leaves its local sandboxes to the next; killed with
-// their files, nothing is left of them on the machine.
-func TestLocalSandboxesOutliveAKilledServer(t *testing.T) {
-	t.Parallel()
-	s := test.StartLocal(t)
+// A server that is killed leaves its sandboxes to the next; killed with their
+// files, nothing is left of them on the engine.
+func TestSandboxesOutliveAKilledServer(t *testing.T) { test.Each(t, sandboxesOutliveAKilledServer) }
+
+func sandboxesOutliveAKilledServer(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "long", test.Params{"persistent": true}).Env.ID
 	w.Run(t, env, "echo kept > note")
@@ -69,18 +65,13 @@ func TestLocalSandboxesOutliveAKilledServer(t *testing.T) {
 	}
 	s.Act(t, env, "kill", map[string]any{"purge": true})
 	s.Events().Wait(t, "it is removed", test.Is(control.EnvRemoved, env))
-	if c, ok := s.Container(t, env); ok {
-		t.Errorf("left is %+v", c)
-	}
-	groups, err := filepath.Glob("/sys/fs/cgroup/*/sandkeeper-" + s.Instance + "/sandkeeper-*")
-	if err != nil || len(groups) > 0 {
-		t.Errorf("control groups are left: %q, %v", groups, err)
-	}
+	engineHas(t, s, nil)
 }
 
-func TestAnImageIsUnavailableOnLocal(t *testing.T) {
-	t.Parallel()
-	s := test.StartLocal(t)
+func TestAnImageIsUnavailableOnLocal(t *testing.T) { test.Each(t, anImageIsUnavailableOnLocal) }
+
+func anImageIsUnavailableOnLocal(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	_, err := w.Go(t, "env.acquire", test.Params{"task": "image", "image": "debian:bookworm-slim"}).Wait(t)
 	if err == nil || !strings.Contains(err.Error(), "has no images") {

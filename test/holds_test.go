@@ -17,12 +17,10 @@ import (
 const atOnce = 20 * time.Second
 
 func TestCommandPastTheLifetimeIsNotReaped(t *testing.T) {
-	t.Parallel()
 	test.Each(t, commandPastTheLifetimeIsNotReaped)
 }
 
 func commandPastTheLifetimeIsNotReaped(t *testing.T, on test.On) {
-	t.Parallel()
 	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "long", test.Params{"persistent": true, "lifetime_seconds": 1}).Env.ID
@@ -76,13 +74,9 @@ func reapedAt(t *testing.T, s *test.Server, env string, deadline time.Time) cont
 	return ev
 }
 
-func TestPinnedIsNotReaped(t *testing.T) {
-	t.Parallel()
-	test.Each(t, pinnedIsNotReaped)
-}
+func TestPinnedIsNotReaped(t *testing.T) { test.Each(t, pinnedIsNotReaped) }
 
 func pinnedIsNotReaped(t *testing.T, on test.On) {
-	t.Parallel()
 	s := on.Start(t)
 	w := s.Wire(t)
 	quick := test.Params{"persistent": true, "lifetime_seconds": 1}
@@ -124,8 +118,11 @@ func outlive(t *testing.T, s *test.Server, w *test.Wire, lifetime time.Duration)
 }
 
 func TestOpenTurnOfAConnectedAgentIsNotReaped(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t, "--disconnect-grace", "1s")
+	test.Each(t, openTurnOfAConnectedAgentIsNotReaped)
+}
+
+func openTurnOfAConnectedAgentIsNotReaped(t *testing.T, on test.On) {
+	s := on.Start(t, "--disconnect-grace", "1s")
 	thinking, other := s.WireAs(t, test.Identity{Agent: "thinking"}), s.Wire(t)
 	persistent := thinking.Acquire(t, "think", test.Params{"persistent": true, "lifetime_seconds": 1}).Env.ID
 	ephemeral := thinking.Acquire(t, "think", test.Params{"name": "scratch", "lifetime_seconds": 1}).Env.ID
@@ -150,9 +147,10 @@ func TestOpenTurnOfAConnectedAgentIsNotReaped(t *testing.T) {
 	s.Events().Wait(t, "the persistent one is stopped later", test.Is(control.ReaperStopped, persistent))
 }
 
-func TestTurnWithoutActivityLapses(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t, "--max-turn", "1s")
+func TestTurnWithoutActivityLapses(t *testing.T) { test.Each(t, turnWithoutActivityLapses) }
+
+func turnWithoutActivityLapses(t *testing.T, on test.On) {
+	s := on.Start(t, "--max-turn", "1s")
 	w := s.Wire(t)
 	env := w.Acquire(t, "asleep", test.Params{"lifetime_seconds": 1}).Env.ID
 	lapsed := s.Events().Wait(t, "the turn lapsed", test.Is(control.TurnLapsed, ""))
@@ -170,9 +168,10 @@ func TestTurnWithoutActivityLapses(t *testing.T) {
 	}
 }
 
-func TestLookingMovesNoDeadline(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestLookingMovesNoDeadline(t *testing.T) { test.Each(t, lookingMovesNoDeadline) }
+
+func lookingMovesNoDeadline(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "watched", test.Params{"persistent": true, "lifetime_seconds": 10}).Env.ID
 	w.Run(t, env, "true")
@@ -198,13 +197,9 @@ func TestLookingMovesNoDeadline(t *testing.T) {
 	reapedAt(t, s, env, deadline.Time)
 }
 
-func TestProcessLeftBehindHolds(t *testing.T) {
-	t.Parallel()
-	test.Each(t, processLeftBehindHolds)
-}
+func TestProcessLeftBehindHolds(t *testing.T) { test.Each(t, processLeftBehindHolds) }
 
 func processLeftBehindHolds(t *testing.T, on test.On) {
-	t.Parallel()
 	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "server", test.Params{"persistent": true, "lifetime_seconds": 1}).Env.ID
@@ -252,9 +247,10 @@ func only[E any](t *testing.T, list []E) E {
 	return list[0]
 }
 
-func TestPinWithAnEndPasses(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestPinWithAnEndPasses(t *testing.T) { test.Each(t, pinWithAnEndPasses) }
+
+func pinWithAnEndPasses(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "lunch", test.Params{"persistent": true, "lifetime_seconds": 1}).Env.ID
 	until := s.Env(t, env).Now.Add(5 * time.Second)

@@ -35,9 +35,10 @@ func refused(t *testing.T, s *test.Server, status int, method, path string, body
 	return f
 }
 
-func TestOperatorsListPageByPage(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestOperatorsListPageByPage(t *testing.T) { test.Each(t, operatorsListPageByPage) }
+
+func operatorsListPageByPage(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	other := s.WireAs(t, test.Identity{Token: s.CLI(t, "token", "create", "--role", "agent", "--owner", "other")})
 	var ids []string
@@ -98,9 +99,10 @@ func TestOperatorsListPageByPage(t *testing.T) {
 	}
 }
 
-func TestOperatorsAct(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestOperatorsAct(t *testing.T) { test.Each(t, operatorsAct) }
+
+func operatorsAct(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	persistent := w.Acquire(t, "acted on", test.Params{"persistent": true, "lifetime_seconds": 1000}).Env.ID
 	ephemeral := w.Acquire(t, "acted on", test.Params{"name": "scratch"}).Env.ID
@@ -170,9 +172,10 @@ func TestOperatorsAct(t *testing.T) {
 	engineHas(t, s, nil)
 }
 
-func TestForecastIsInOrderAndTrue(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestForecastIsInOrderAndTrue(t *testing.T) { test.Each(t, forecastIsInOrderAndTrue) }
+
+func forecastIsInOrderAndTrue(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	for i, lifetime := range []int{300, 6, 3000, 60} {
 		w.Acquire(t, "forecast", test.Params{"name": fmt.Sprint(i), "persistent": true, "lifetime_seconds": lifetime})
@@ -218,9 +221,10 @@ func TestForecastIsInOrderAndTrue(t *testing.T) {
 	}
 }
 
-func TestEventLogIsReadInPieces(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestEventLogIsReadInPieces(t *testing.T) { test.Each(t, eventLogIsReadInPieces) }
+
+func eventLogIsReadInPieces(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "logged", nil).Env.ID
 	w.EndTurn(t, "logged")
@@ -301,8 +305,11 @@ func stream(t *testing.T, s *test.Server, lastID string, n int) (messages []map[
 }
 
 func TestEventStreamResumesWithoutGapOrRepeat(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+	test.Each(t, eventStreamResumesWithoutGapOrRepeat)
+}
+
+func eventStreamResumesWithoutGapOrRepeat(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "streamed", nil).Env.ID
 	w.EndTurn(t, "streamed")
@@ -333,9 +340,10 @@ func TestEventStreamResumesWithoutGapOrRepeat(t *testing.T) {
 	}
 }
 
-func TestErrorsOfTheWebAreErrors(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestErrorsOfTheWebAreErrors(t *testing.T) { test.Each(t, errorsOfTheWebAreErrors) }
+
+func errorsOfTheWebAreErrors(t *testing.T, on test.On) {
+	s := on.Start(t)
 	for _, c := range []struct {
 		method, path string
 		status       int

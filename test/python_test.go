@@ -1,4 +1,4 @@
-package test
+package test_test
 
 import (
 	"os"
@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"sandkeeper/test"
 	"sandkeeper/test/need"
 )
 
@@ -39,8 +40,9 @@ func pythonSource(t *testing.T) string {
 }
 
 // The Python client, from a wheel built by its own metadata, against the real server.
-func TestPythonClient(t *testing.T) {
-	t.Parallel()
+func TestPythonClient(t *testing.T) { test.Each(t, pythonClient) }
+
+func pythonClient(t *testing.T, on test.On) {
 	needPython(t, "websockets, setuptools, wheel, venv, pip")
 	source, dir := pythonSource(t), t.TempDir()
 	runPython(t, nil, python, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index", "-w", dir, source)
@@ -52,7 +54,7 @@ func TestPythonClient(t *testing.T) {
 	inside := filepath.Join(venv, "bin/python")
 	runPython(t, nil, python, "-m", "venv", "--without-pip", "--system-site-packages", venv)
 	runPython(t, nil, python, "-m", "pip", "--python", inside, "install", "-q", "--no-index", "--no-deps", wheels[0])
-	s := StartLocal(t)
+	s := on.Start(t)
 	runPython(t, []string{"SANDKEEPER_URL=" + s.URL, "SANDKEEPER_TOKEN=" + s.Token(t, "agent")},
 		inside, "-m", "unittest", "discover", "-v", "-s", filepath.Join(source, "tests"))
 }

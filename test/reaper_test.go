@@ -9,13 +9,9 @@ import (
 	"sandkeeper/test"
 )
 
-func TestManyDueAtOnceAreEachOnTime(t *testing.T) {
-	t.Parallel()
-	test.Each(t, manyDueAtOnceAreEachOnTime)
-}
+func TestManyDueAtOnceAreEachOnTime(t *testing.T) { test.Each(t, manyDueAtOnceAreEachOnTime) }
 
 func manyDueAtOnceAreEachOnTime(t *testing.T, on test.On) {
-	t.Parallel()
 	const many = 12
 	s := on.Start(t)
 	w := s.Wire(t)
@@ -56,13 +52,9 @@ func manyDueAtOnceAreEachOnTime(t *testing.T, on test.On) {
 	}
 }
 
-func TestMaxAgeEndsWhatIsHeld(t *testing.T) {
-	t.Parallel()
-	test.Each(t, maxAgeEndsWhatIsHeld)
-}
+func TestMaxAgeEndsWhatIsHeld(t *testing.T) { test.Each(t, maxAgeEndsWhatIsHeld) }
 
 func maxAgeEndsWhatIsHeld(t *testing.T, on test.On) {
-	t.Parallel()
 	s := on.Start(t)
 	w := s.Wire(t)
 	persistent := w.Acquire(t, "old", test.Params{"persistent": true, "max_age_seconds": 2}).Env
@@ -90,9 +82,10 @@ func maxAgeEndsWhatIsHeld(t *testing.T, on test.On) {
 	}
 }
 
-func TestReapIsToldAhead(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestReapIsToldAhead(t *testing.T) { test.Each(t, reapIsToldAhead) }
+
+func reapIsToldAhead(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "warned", test.Params{"persistent": true, "lifetime_seconds": 10}).Env.ID
 	deadline := w.EndTurn(t, "warned").Decisions[0].Deadline
@@ -122,9 +115,10 @@ func count(w *test.Wire, method string) (n int) {
 	return n
 }
 
-func TestKeptFilesArePurgedOnceAnnounced(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t, "--retention", "6s")
+func TestKeptFilesArePurgedOnceAnnounced(t *testing.T) { test.Each(t, keptFilesArePurgedOnceAnnounced) }
+
+func keptFilesArePurgedOnceAnnounced(t *testing.T, on test.On) {
+	s := on.Start(t, "--retention", "6s")
 	w := s.Wire(t)
 	env := w.Acquire(t, "forgotten", test.Params{"persistent": true, "lifetime_seconds": 1}).Env.ID
 	w.WriteFile(t, env, "kept", "for a while")
@@ -159,17 +153,18 @@ func TestKeptFilesArePurgedOnceAnnounced(t *testing.T) {
 // volumesOf lists the volumes of one environment.
 func volumesOf(t *testing.T, s *test.Server, env string) (names []string) {
 	t.Helper()
-	for _, v := range s.Docker.Volumes(t, s.Instance) {
-		if labels := s.Docker.Run(t, "volume", "inspect", "--format", `{{index .Labels "sandkeeper.env"}}`, v); labels == env {
-			names = append(names, v)
+	for _, v := range s.Volumes(t) {
+		if v.Env == env {
+			names = append(names, v.Name)
 		}
 	}
 	return names
 }
 
-func TestPurgeTakenBackByAnAcquire(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t, "--retention", "20s")
+func TestPurgeTakenBackByAnAcquire(t *testing.T) { test.Each(t, purgeTakenBackByAnAcquire) }
+
+func purgeTakenBackByAnAcquire(t *testing.T, on test.On) {
+	s := on.Start(t, "--retention", "20s")
 	w := s.Wire(t)
 	env := w.Acquire(t, "back", test.Params{"persistent": true, "lifetime_seconds": 1}).Env.ID
 	w.WriteFile(t, env, "kept", "just in time")
@@ -185,9 +180,12 @@ func TestPurgeTakenBackByAnAcquire(t *testing.T) {
 }
 
 func TestFailedTeardownIsTriedUntilAbsent(t *testing.T) {
-	t.Parallel()
+	test.Each(t, failedTeardownIsTriedUntilAbsent)
+}
+
+func failedTeardownIsTriedUntilAbsent(t *testing.T, on test.On) {
 	proxy := test.NewEngineProxy(t)
-	s := test.StartBehind(t, proxy)
+	s := on.StartBehind(t, proxy)
 	w := s.Wire(t)
 	env := w.Acquire(t, "stubborn", nil).Env.ID
 	fault := proxy.Fail("DELETE /containers/*", 2, 500)
@@ -218,10 +216,11 @@ func TestFailedTeardownIsTriedUntilAbsent(t *testing.T) {
 	}
 }
 
-func TestHungTeardownDelaysNoOther(t *testing.T) {
-	t.Parallel()
+func TestHungTeardownDelaysNoOther(t *testing.T) { test.Each(t, hungTeardownDelaysNoOther) }
+
+func hungTeardownDelaysNoOther(t *testing.T, on test.On) {
 	proxy := test.NewEngineProxy(t)
-	s := test.StartBehind(t, proxy)
+	s := on.StartBehind(t, proxy)
 	w := s.Wire(t)
 	stuck := w.Acquire(t, "stuck", test.Params{"persistent": true, "lifetime_seconds": 1}).Env.ID
 	c, ok := s.Container(t, stuck)

@@ -21,7 +21,7 @@ func TestScreenshot(t *testing.T) {
 	docker := test.OpenDocker(t)
 	docker.Run(t, "tag", docker.Image, image)
 	t.Cleanup(func() { docker.Run(t, "image", "rm", image) })
-	s := test.Start(t, "--image", image)
+	s := test.Engine("docker").Start(t, "--image", image)
 	agent := func(owner, name string) *test.Agent {
 		return s.AgentBy(t, name, s.CLI(t, "token", "create", "--role", "agent", "--owner", owner))
 	}

@@ -46,25 +46,25 @@ type Server struct {
 	log    *os.File
 }
 
-// Start starts a server with these flags beyond the harness's own. At the end of the test it
-// is stopped, what is left of it on the engine is pruned, and that nothing remains is verified.
-func Start(t testing.TB, args ...string) *Server {
+// Start starts a server on this engine, with these flags beyond the harness's own. At the end of the
+// test it is stopped, what is left of it on the engine is pruned, and that nothing remains is verified.
+func (on On) Start(t testing.TB, args ...string) *Server {
 	t.Helper()
-	s := prepare(t, OpenDocker(t), args)
+	s := on.Prepare(t, args...)
 	s.launch(t)
 	return s
 }
 
-// StartBehind starts a server that reaches the engine through a proxy.
-func StartBehind(t testing.TB, p *EngineProxy, args ...string) *Server {
+// StartBehind starts a server that reaches docker through a proxy.
+func (on On) StartBehind(t testing.TB, p *EngineProxy, args ...string) *Server {
 	t.Helper()
-	s := prepare(t, OpenDocker(t), args)
+	s := on.Prepare(t, args...)
 	s.engine = p.Host
 	s.launch(t)
 	return s
 }
 
-// StartOn starts a server on an engine of its own.
+// StartOn starts a server on a docker of its own.
 func StartOn(t testing.TB, d Docker, args ...string) *Server {
 	t.Helper()
 	s := prepare(t, d, args)
@@ -74,9 +74,14 @@ func StartOn(t testing.TB, d Docker, args ...string) *Server {
 }
 
 // Prepare readies a server without starting one, for what the binary says before it serves.
-func Prepare(t testing.TB) *Server {
+func (on On) Prepare(t testing.TB, args ...string) *Server {
 	t.Helper()
-	return prepare(t, OpenDocker(t), nil)
+	if on.Name == "local" {
+		s := prepare(t, Docker{}, args)
+		s.local = true
+		return s
+	}
+	return prepare(t, OpenDocker(t), args)
 }
 
 func prepare(t testing.TB, d Docker, args []string) *Server {
@@ -405,9 +410,12 @@ func (s *Server) cleanUp(t testing.TB) {
 	for _, c := range s.Containers(t) {
 		t.Errorf("left on the engine: container %s (%s)", c.Name, c.Status)
 	}
-	if !s.local {
-		for _, v := range s.Docker.Volumes(t, s.Instance) {
-			t.Errorf("left on the engine: volume %s", v)
+	for _, v := range s.Volumes(t) {
+		t.Errorf("left on the engine: volume %s", v.Name)
+	}
+	if s.local {
+		for _, group := range localGroups(t, s.Instance) {
+			t.Errorf("left on the machine: control group %s", group)
 		}
 	}
 	log := s.Log(t)

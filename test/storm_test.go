@@ -19,13 +19,14 @@ import (
 // Agents work while the server is killed again and again. Whatever the moment:
 // in the end every acknowledged command ran exactly once, in order, every file
 // is kept, and engine and records are one.
-func TestStormOfKills(t *testing.T) {
-	t.Parallel()
+func TestStormOfKills(t *testing.T) { test.Each(t, stormOfKills) }
+
+func stormOfKills(t *testing.T, on test.On) {
 	const agents, kills = 3, 15
 	seed := rand.Uint64()
 	t.Logf("the seed is %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	s := test.Start(t, "--restart-grace", "1s")
+	s := on.Start(t, "--restart-grace", "1s")
 	door := &door{token: s.Token(t, "agent"), opened: make(chan struct{}), answered: make(chan struct{})}
 	stop := make(chan struct{})
 	workers, failed := errgroup.WithContext(t.Context())

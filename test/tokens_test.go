@@ -11,9 +11,10 @@ import (
 	"sandkeeper/test"
 )
 
-func TestOwnersAreApart(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestOwnersAreApart(t *testing.T) { test.Each(t, ownersAreApart) }
+
+func ownersAreApart(t *testing.T, on test.On) {
+	s := on.Start(t)
 	alice := s.WireAs(t, test.Identity{Token: s.CLI(t, "token", "create", "--role", "agent", "--owner", "alice")})
 	bob := s.WireAs(t, test.Identity{Token: s.CLI(t, "token", "create", "--role", "agent", "--owner", "bob")})
 	env := alice.Acquire(t, "shared name", test.Params{"persistent": true}).Env
@@ -71,9 +72,10 @@ func TestOwnersAreApart(t *testing.T) {
 	op.Refused(t, "not_found", "env.get", test.Params{"env": env.ID})
 }
 
-func TestRolesAtTheDoors(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestRolesAtTheDoors(t *testing.T) { test.Each(t, rolesAtTheDoors) }
+
+func rolesAtTheDoors(t *testing.T, on test.On) {
+	s := on.Start(t)
 	env := s.Wire(t).Acquire(t, "roles", test.Params{"persistent": true}).Env.ID
 	viewer := s.CLI(t, "token", "create", "--role", "viewer", "--name", "wall")
 	operator := s.CLI(t, "token", "create", "--role", "operator", "--name", "olga")
@@ -135,8 +137,11 @@ func TestRolesAtTheDoors(t *testing.T) {
 }
 
 func TestTokensAreMadeWithAndWithoutAServer(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+	test.Each(t, tokensAreMadeWithAndWithoutAServer)
+}
+
+func tokensAreMadeWithAndWithoutAServer(t *testing.T, on test.On) {
+	s := on.Start(t)
 	running := s.CLI(t, "token", "create", "--role", "agent", "--owner", "alice", "--name", "laptop")
 	s.WireAs(t, test.Identity{Token: running})
 	s.Stop(t)
@@ -175,15 +180,18 @@ func TestTokensAreMadeWithAndWithoutAServer(t *testing.T) {
 }
 
 func TestListeningBeyondLoopbackIsSaidTwice(t *testing.T) {
-	t.Parallel()
+	test.Each(t, listeningBeyondLoopbackIsSaidTwice)
+}
+
+func listeningBeyondLoopbackIsSaidTwice(t *testing.T, on test.On) {
 	for _, addr := range []string{"0.0.0.0:0", ":0", "[::]:0"} {
-		s := test.Prepare(t)
-		err := s.TryCLI(t, "serve", "--listen", addr, "--engine", "docker")
+		s := on.Prepare(t)
+		err := s.TryCLI(t, "serve", "--listen", addr, "--engine", on.Name)
 		if err == nil || !strings.Contains(err.Error(), "--insecure-listen-beyond-loopback") {
 			t.Errorf("--listen %s: %v", addr, err)
 		}
 	}
-	s := test.Start(t, "--listen", "0.0.0.0:0", "--insecure-listen-beyond-loopback")
+	s := on.Start(t, "--listen", "0.0.0.0:0", "--insecure-listen-beyond-loopback")
 	if status, _ := s.Do(t, http.MethodGet, "/healthz", nil); status != 200 {
 		t.Errorf("said twice, GET /healthz answers %d", status)
 	}

@@ -1,6 +1,7 @@
 package test_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -8,40 +9,42 @@ import (
 	"sandkeeper/test"
 )
 
-// fourKinds leaves children that nothing but their descent ties to the command:
+// fiveKinds leaves children that nothing but their descent ties to the command:
 // one forked twice, one in a session of its own, one without its environment,
 // one of another user, and one that is all of it. Each ignores what it can.
-const fourKinds = `trap '' TERM HUP INT
+func fiveKinds(on test.On) string {
+	as := "/bin/sh -c"
+	if on.User != "" {
+		as = "/bin/su -s /bin/sh " + on.User + " -c"
+	}
+	return `trap '' TERM HUP INT
 (sleep 4711 & ) & wait $!
 setsid sleep 4711 &
 env -i /bin/sleep 4711 &
-su user -c 'sleep 4711' &
-(env -i /bin/setsid /bin/su user -c 'trap "" TERM; (sleep 4711; true) & sleep 4711; true' &) &
-while [ $(ps | grep -c '[s]leep 4711') -lt 5 ]; do sleep 0.05; done
+` + as + ` 'sleep 4711' &
+(env -i /bin/setsid ` + as + ` 'trap "" TERM; (sleep 4711; true) & sleep 4711; true' &) &
+while [ $(cat /proc/[0-9]*/comm 2>/dev/null | grep -c '^sleep$') -lt 6 ]; do sleep 0.05; done
 echo up
 `
+}
 
-// sleepers lists what runs of the sleeps above, as the engine sees it from outside.
-func sleepers(t *testing.T, s *test.Server, env string) (lines []string) {
+// sleepers lists what runs of the sleeps above, as it is seen from outside.
+func sleepers(t *testing.T, s *test.Server, env string) []string {
 	t.Helper()
 	c, ok := s.Container(t, env)
 	if !ok || c.State != "running" {
 		return nil
 	}
-	for line := range strings.Lines(s.Docker.Run(t, "top", c.ID, "-eo", "pid,ppid,uid,args")) {
-		if strings.Contains(line, "4711") {
-			lines = append(lines, strings.TrimSpace(line))
-		}
-	}
-	return lines
+	return slices.DeleteFunc(s.Processes(t, c), func(line string) bool { return !strings.Contains(line, "4711") })
 }
 
-func TestTimeoutLeavesNoProcess(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestTimeoutLeavesNoProcess(t *testing.T) { test.Each(t, timeoutLeavesNoProcess) }
+
+func timeoutLeavesNoProcess(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "tree", nil).Env.ID
-	ran := w.RunWith(t, env, test.Params{"command": fourKinds + "sleep 4711", "timeout_seconds": 8}, 124)
+	ran := w.RunWith(t, env, test.Params{"command": fiveKinds(on) + "sleep 4711", "timeout_seconds": 8}, 124)
 	if !ran.TimedOut || ran.Stdout != "up\n" {
 		t.Errorf("the command ended with %+v", ran)
 	}
@@ -57,35 +60,46 @@ func TestTimeoutLeavesNoProcess(t *testing.T) {
 		}
 	}
 	// An argv is no different.
-	ran = w.RunWith(t, env, test.Params{"argv": []string{"sh", "-c", fourKinds + "sleep 4711"}, "timeout_seconds": 8}, 124)
+	ran = w.RunWith(t, env, test.Params{"argv": []string{"sh", "-c", fiveKinds(on) + "sleep 4711"}, "timeout_seconds": 8}, 124)
 	if left := sleepers(t, s, env); !ran.TimedOut || len(left) > 0 {
 		t.Errorf("the timeout of an argv (%+v) left:\n%s", ran, strings.Join(left, "\n"))
 	}
 }
 
-func TestEndOfATurnLeavesNoProcess(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestEndOfATurnLeavesNoProcess(t *testing.T) { test.Each(t, endOfATurnLeavesNoProcess) }
+
+func endOfATurnLeavesNoProcess(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "tree", nil).Env.ID
-	w.Run(t, env, fourKinds)
-	if n := len(sleepers(t, s, env)); n < 5 {
+	w.Run(t, env, fiveKinds(on))
+	if n := len(sleepers(t, s, env)); n < 6 {
 		t.Fatalf("%d processes were left behind; that proves nothing", n)
 	}
-	c, _ := s.Container(t, env)
+	before, ok := s.Container(t, env)
+	if !ok {
+		t.Fatal("it has no container")
+	}
+	stillRun := s.Follow(t, before)
 	w.EndTurn(t, "tree")
 	s.Events().Wait(t, "it is removed", test.Is(control.EnvRemoved, env))
-	if id := s.Docker.Run(t, "ps", "--all", "--quiet", "--filter", "id="+c.ID); id != "" {
-		t.Errorf("the container %s is there", id)
+	if c, ok := s.Container(t, env); ok {
+		t.Errorf("the container %s is there", c.ID)
+	}
+	if left := stillRun(); len(left) > 0 {
+		t.Errorf("the turn's end left:\n%s", strings.Join(left, "\n"))
 	}
 }
 
 func TestReleaseLeavesNoProcessAndKeepsFiles(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+	test.Each(t, releaseLeavesNoProcessAndKeepsFiles)
+}
+
+func releaseLeavesNoProcessAndKeepsFiles(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "tree", test.Params{"persistent": true}).Env.ID
-	w.Run(t, env, "echo kept > /workspace/kept\n"+fourKinds)
+	w.Run(t, env, "echo kept > /workspace/kept\n"+fiveKinds(on))
 	running := w.Go(t, "exec.run", test.Params{"env": env, "command": "sleep 60"})
 	awaitHold(t, s, env, control.HoldExec)
 	w.Call(t, "env.release", test.Params{"env": env}, nil)
@@ -108,19 +122,15 @@ func TestReleaseLeavesNoProcessAndKeepsFiles(t *testing.T) {
 	engineHas(t, s, nil)
 }
 
-func TestZombiesAreReaped(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestZombiesAreReaped(t *testing.T) { test.Each(t, zombiesAreReaped) }
+
+func zombiesAreReaped(t *testing.T, on test.On) {
+	s := on.Start(t)
 	w := s.Wire(t)
 	env := w.Acquire(t, "zombies", nil).Env.ID
 	w.Run(t, env, "for i in 1 2 3 4 5 6 7 8; do (sleep 0.2 &) ; done")
 	test.Eventually(t, "no process is left", func() bool {
-		ran := w.RunWith(t, env, test.Params{"argv": []string{"ps", "-o", "pid,stat,args"}}, 0)
-		for line := range strings.Lines(ran.Stdout) {
-			if f := strings.Fields(line); len(f) > 2 && (strings.HasPrefix(f[1], "Z") || f[2] == "sleep") {
-				return false
-			}
-		}
-		return true
+		ran := w.RunWith(t, env, test.Params{"argv": []string{"sh", "-c", "cat /proc/[0-9]*/stat"}}, test.AnyCode)
+		return ran.Stdout != "" && !strings.Contains(ran.Stdout, "(sleep)") && !strings.Contains(ran.Stdout, ") Z ")
 	})
 }

@@ -13,9 +13,7 @@ import (
 func TestMain(m *testing.M) { test.Main(m) }
 
 // From an agent's turn to the reaper and back, as an operator sees it.
-func TestTurnEndsAndTheReaperActsOnTime(t *testing.T) {
-	test.Each(t, turnEndsAndTheReaperActsOnTime)
-}
+func TestTurnEndsAndTheReaperActsOnTime(t *testing.T) { test.Each(t, turnEndsAndTheReaperActsOnTime) }
 
 func turnEndsAndTheReaperActsOnTime(t *testing.T, on test.On) {
 	s := on.Start(t, "--lifetime", "8s")

@@ -221,7 +221,8 @@
     dialog.addEventListener('htmx:after:settle', e => {
       if (e.target === dialog && !dialog.open && dialog.childElementCount) dialog.showModal();
     });
-    dialog.addEventListener('close', () => dialog.replaceChildren());
+    // It is told late, when the dialog may be open again.
+    dialog.addEventListener('close', () => { if (!dialog.open) dialog.replaceChildren(); });
     document.addEventListener('htmx:after:request', e => {
       const ctx = e.detail.ctx;
       if (ctx?.response?.status < 400 && ctx.sourceElement.matches?.('[data-closes]') && dialog.open) dialog.close();
