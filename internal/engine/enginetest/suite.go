@@ -64,6 +64,7 @@ var rules = []rule{
 	{"watch tells what happened since a time", watchSince},
 	{"a main process killed for memory is out of memory", oomOfMain},
 	{"a child killed for memory is not, also when the sandbox is killed later", oomOfChild},
+	{"nor where its main process is killed behind our back, a while later", oomOfChildBehind},
 	{"an old run's want of memory does not cling to the next", oomOfOldRun},
 	{"limits asked and not enforceable come back as such", unenforceable},
 	{"network none has no way out", networkNone},
@@ -497,6 +498,18 @@ func oomOfChild(s *suite) {
 	}
 	if st := s.status(spec.Name); st.OOM {
 		s.Errorf("listed as %+v, want no want of memory", st)
+	}
+}
+
+func oomOfChildBehind(s *suite) {
+	s.needMemory()
+	events := s.watch(time.Time{})
+	spec := s.running()
+	s.inside(spec.Name, "sh", "-c", "echo 1000 > /proc/self/oom_score_adj; ! "+strings.Join(hog, " "))
+	s.inside(spec.Name, "sleep", "3") // nobody can tell it from what follows at once
+	s.KillMain(s.T, spec.Name)
+	if ev := s.await(events, control.SandboxDied, spec.Name); ev.ExitCode != 137 || ev.OOM {
+		s.Errorf("death %+v, want exit code 137 and no want of memory", ev)
 	}
 }
 

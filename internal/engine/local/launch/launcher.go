@@ -296,10 +296,15 @@ func (l *launcher) wait() error {
 		fds = append(fds, unix.PollFd{Fd: int32(l.memory.fd), Events: unix.POLLIN})
 	}
 	for fds[0].Revents == 0 {
-		if _, err := unix.Poll(fds, -1); err != nil && err != unix.EINTR {
+		timeout := -1 // for ever
+		if l.memory != nil && l.memory.pending() {
+			timeout = int(recount.Milliseconds())
+		}
+		n, err := unix.Poll(fds, timeout)
+		if err != nil && err != unix.EINTR {
 			return os.NewSyscallError("poll", err)
 		}
-		if l.memory != nil && fds[1].Revents != 0 {
+		if l.memory != nil && (n == 0 || fds[1].Revents != 0) {
 			l.memory.note()
 		}
 	}

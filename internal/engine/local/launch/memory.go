@@ -24,6 +24,19 @@ type memoryWatch struct {
 
 	first, seen int64 // counts: at the start, and when last read
 	last        time.Time
+	told        time.Time // version 1: when memory ran out, while nobody is counted as killed for it
+}
+
+// Version 1's count is read anew until it has who was killed, or for so long. Else he
+// would be counted with whatever ends PID 1 later.
+const (
+	recount    = 50 * time.Millisecond
+	recountFor = 10 * time.Second
+)
+
+// pending says whether the count has to be read anew.
+func (w *memoryWatch) pending() bool {
+	return !w.told.IsZero() && time.Since(w.told) < recountFor
 }
 
 func watchMemory(group string, two bool) (*memoryWatch, error) {
@@ -68,11 +81,14 @@ func (w *memoryWatch) note() {
 		}
 		told = true
 	}
-	count, err := w.count()
-	if told && !w.two || err == nil && count > w.seen {
-		w.last = time.Now()
+	now := time.Now()
+	if told && !w.two {
+		w.last, w.told = now, now
 	}
-	if err == nil {
+	if count, err := w.count(); err == nil {
+		if count > w.seen {
+			w.last, w.told = now, time.Time{}
+		}
 		w.seen = count
 	}
 }
