@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"sandkeeper/internal/engine/enginetest"
 )
 
 // A test that runs on one engine alone is in the table with its reason, and
@@ -34,10 +36,14 @@ func TestEveryTestRunsOnEachEngine(t *testing.T) {
 			}
 		}
 	}
-	names := []string{"none"}
+	var names []string
 	for _, on := range engines {
 		names = append(names, on.Name)
 	}
+	if !slices.Equal(names, enginetest.Engines) {
+		t.Errorf("tests run on %q; there are %q", names, enginetest.Engines)
+	}
+	names = append(names, "none")
 	for name, one := range alone {
 		if !found[name] || !slices.Contains(names, one.on) || one.why == "" {
 			t.Errorf("the table has %s on %q because %q", name, one.on, one.why)

@@ -12,16 +12,14 @@ import (
 )
 
 // One sandbox of each engine, on which files go in and out.
-func TestFilesOverHTTP(t *testing.T) {
-	t.Parallel()
-	test.Each(t, func(t *testing.T, on test.On) {
-		t.Parallel()
-		s := on.Start(t)
-		w := s.Wire(t)
-		env := w.Acquire(t, "files", test.Params{"persistent": true, "lifetime_seconds": 3600}).Env.ID
-		t.Run("a file and its ranges", func(t *testing.T) { fileAndRanges(t, s, w, env) })
-		t.Run("a dormant one is resumed", func(t *testing.T) { dormantIsResumed(t, s, w, env) })
-	})
+func TestFilesOverHTTP(t *testing.T) { test.Each(t, filesOverHTTP) }
+
+func filesOverHTTP(t *testing.T, on test.On) {
+	s := on.Start(t)
+	w := s.Wire(t)
+	env := w.Acquire(t, "files", test.Params{"persistent": true, "lifetime_seconds": 3600}).Env.ID
+	t.Run("a file and its ranges", func(t *testing.T) { fileAndRanges(t, s, w, env) })
+	t.Run("a dormant one is resumed", func(t *testing.T) { dormantIsResumed(t, s, w, env) })
 }
 
 func fileAndRanges(t *testing.T, s *test.Server, w *test.Wire, env string) {

@@ -232,7 +232,7 @@ func (s *Server) cli(t testing.TB, args []string) (string, error) {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("sandkeeper %s: %w: %s", strings.Join(args, " "), err, &stderr)
+		return "", fmt.Errorf("sandkeeper %s: %w: %s%s", strings.Join(args, " "), err, out, &stderr)
 	}
 	return strings.TrimSpace(string(out)), nil
 }
@@ -403,8 +403,10 @@ func (s *Server) cleanUp(t testing.TB) {
 		s.Stop(t)
 	}
 	s.events.unfollow()
-	if err := s.TryCLI(t, "check", "--no-engine"); err != nil && !t.Failed() {
-		t.Error(err)
+	if s.ended != nil { // one that never ran has no database
+		if err := s.TryCLI(t, "check", "--no-engine"); err != nil {
+			t.Error(err)
+		}
 	}
 	s.CLI(t, "prune", "--instance", s.Instance, "--engine", s.engineName())
 	for _, c := range s.Containers(t) {

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"sandkeeper/internal/engine/docker"
+	"sandkeeper/internal/engine/enginetest"
 	"sandkeeper/internal/engine/local"
 	"sandkeeper/test/need"
 )
@@ -102,6 +103,14 @@ func TestChoiceOfEngineFailsClosed(t *testing.T) {
 					})
 				}
 			}
+		}
+	}
+}
+
+func TestEveryEngineCanBeChosen(t *testing.T) {
+	for _, name := range append([]string{"auto"}, enginetest.Engines...) {
+		if _, err := configOf(t, "--engine", name); err != nil {
+			t.Errorf("--engine %s: %v", name, err)
 		}
 	}
 }

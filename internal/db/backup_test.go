@@ -202,6 +202,37 @@ func TestAFileThatIsMostlyFreeIsWrittenAnew(t *testing.T) {
 	}
 }
 
+// A tombstone's time comes from a clock that is finer than its record.
+func TestARemovedOneIsFoundByItsTimeHoweverFine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "db")
+	s, err := Open(path, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	commit(t, s, &control.Batch{Envs: []*control.Env{gone("r", "q", someTime.Add(123_456))}})
+	commit(t, s, &control.Batch{Envs: []*control.Env{gone("r", "q", someTime.Add(5_123_456))}})
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r, err := VerifyFile(t.Context(), path)
+	if err != nil || len(r.Problems) > 0 {
+		t.Errorf("%v, %q", err, r.Problems)
+	}
+	b, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := b.View(func(tx *bolt.Tx) error {
+		if n := tx.Bucket(bucketRemovedAt).Stats().KeyN; n != 1 {
+			t.Errorf("it is found by %d times", n)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestVerifyTellsEachFault(t *testing.T) {
 	put := func(bucket []byte, key, value string) func(*bolt.Tx) error {
 		return func(tx *bolt.Tx) error { return tx.Bucket(bucket).Put([]byte(key), []byte(value)) }

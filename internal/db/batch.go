@@ -322,7 +322,7 @@ func (e *encoder) env(env *control.Env) envWrite {
 			e.fail("environment %s: %w: removed without a tombstone", env.ID, ErrInvalid)
 			return w
 		}
-		w.at = env.Tombstone.At.Time
+		w.at = env.Tombstone.At.Truncate(time.Millisecond) // as the record has it, by which it is found again
 	}
 	return w
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -145,6 +146,22 @@ func (v *verifier) has(bucket, key []byte) bool {
 	return b != nil && b.Get(key) != nil
 }
 
+// hasAt is has for a time of whole milliseconds. Earlier keys are finer.
+func (v *verifier) hasAt(bucket []byte, t time.Time, id string) bool {
+	b := v.bucket(bucket)
+	if b == nil {
+		return false
+	}
+	end := timeKey(t.Add(time.Millisecond), "")
+	c := b.Cursor()
+	for k, _ := c.Seek(timeKey(t, "")); k != nil && bytes.Compare(k, end) < 0; k, _ = c.Next() {
+		if string(k[timeKeyLen:]) == id {
+			return true
+		}
+	}
+	return false
+}
+
 // envs: each is under its id, and its key is its own as long as it holds it.
 func (v *verifier) envs() {
 	each(v, bucketEnvs, func(k []byte, e *control.Env) {
@@ -182,7 +199,7 @@ func (v *verifier) removed() {
 		switch {
 		case e.ID != string(k) || e.State != control.Removed || e.Tombstone == nil:
 			v.problem("the removed environment %q has no tombstone of its own", k)
-		case !v.has(bucketRemovedAt, timeKey(e.Tombstone.At.Time, e.ID)):
+		case !v.hasAt(bucketRemovedAt, e.Tombstone.At.Time, e.ID):
 			v.problem("the removed environment %s is not found by its time, and would be kept for ever", e.ID)
 		}
 	})
