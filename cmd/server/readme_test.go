@@ -11,7 +11,7 @@ import (
 var update = flag.Bool("update", false, "write the README's table of settings")
 
 func TestReadmeHasEachSettingWithItsDefault(t *testing.T) {
-	const file, begin, end = "../../README.md", "-update -->\n", "<!-- end of settings -->"
+	const file, begin, end = "../../README.md", "<!-- settings: made by go test ./cmd/server -run Readme -update -->\n", "<!-- end of settings -->"
 	var table strings.Builder
 	table.WriteString("| flag | variable | default | what it is |\n|---|---|---|---|\n")
 	for _, s := range newConfig().settings() {
