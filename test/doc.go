@@ -29,5 +29,5 @@
 // another code than 0, has a data race, or leaves something on the engine
 // that prune does not find fails the test.
 //
-// A missing engine or browser skips the test, or fails it where it is required: package need.
+// A missing engine, browser or tmux skips the test, or fails it where it is required: package need.
 package test

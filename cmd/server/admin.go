@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -38,6 +39,7 @@ const (
 type adminStatus struct {
 	Instance string `json:"instance"`
 	PID      int    `json:"pid"`
+	URL      string `json:"url"` // "" until it serves agents
 }
 
 type adminToken struct {
@@ -74,6 +76,7 @@ type admin struct {
 	server *http.Server
 	path   string
 	done   chan error
+	url    atomic.Value // string: where agents and operators are served
 }
 
 // startAdmin serves the socket of dir. Whoever calls it holds the database's
@@ -84,8 +87,14 @@ func startAdmin(dir, instance string, calls adminCalls) (*admin, error) {
 		return nil, fmt.Errorf("admin socket: %w", err)
 	}
 	mux := http.NewServeMux()
+	a := &admin{
+		server: &http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: adminPatience},
+		path:   filepath.Join(dir, adminSocket),
+		done:   make(chan error, 1),
+	}
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, http.StatusOK, adminStatus{instance, os.Getpid()})
+		url, _ := a.url.Load().(string)
+		answer(w, http.StatusOK, adminStatus{instance, os.Getpid(), url})
 	})
 	mux.HandleFunc("POST /tokens", func(w http.ResponseWriter, r *http.Request) {
 		var spec tokenSpec
@@ -114,14 +123,12 @@ func startAdmin(dir, instance string, calls adminCalls) (*admin, error) {
 		}
 		answer(w, http.StatusOK, adminSandboxes{list})
 	})
-	a := &admin{
-		server: &http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: adminPatience},
-		path:   filepath.Join(dir, adminSocket),
-		done:   make(chan error, 1),
-	}
 	go func() { a.done <- a.server.Serve(l) }()
 	return a, nil
 }
+
+// serving tells where agents and operators are served, from now on.
+func (a *admin) serving(url string) { a.url.Store(url) }
 
 // stop ends the socket and waits a moment for what runs on it.
 func (a *admin) stop() error {

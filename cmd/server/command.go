@@ -55,7 +55,7 @@ with the turn. Operators watch, pin and stop them in the browser.
 		return usagef("%w; see --help", err)
 	})
 	serve := newServe()
-	root.AddCommand(serve, newToken(), newPrune(), newBackup(), newRestore(), newCheck(), newVersion())
+	root.AddCommand(serve, newAttach(), newToken(), newPrune(), newBackup(), newRestore(), newCheck(), newVersion())
 	help := root.HelpFunc()
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
 		help(cmd, args)

@@ -283,7 +283,7 @@ func (c *config) strangeVariables() []string {
 	var strange []string
 	for _, kv := range os.Environ() {
 		name, _, _ := strings.Cut(kv, "=")
-		if strings.HasPrefix(name, envPrefix+"_") && !strings.HasPrefix(name, envPrefix+"_TEST_") &&
+		if strings.HasPrefix(name, envPrefix+"_") && !strings.HasPrefix(name, envPrefix+"_TEST_") && name != serverVariable &&
 			!slices.ContainsFunc(c.settings(), func(s setting) bool { return s.variable() == name }) {
 			strange = append(strange, name)
 		}

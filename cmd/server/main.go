@@ -4,11 +4,13 @@
 //
 // Standard output is for what was asked for (the sign-in link, a token, what
 // prune removed); the log and errors go to standard error. It exits with 0, with
-// 1 where something failed, and with 2 where it was called or configured wrongly.
+// 1 where something failed, and with 2 where it was called or configured wrongly;
+// attach exits as the command in the sandbox did, and with 255 where it failed.
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -31,7 +33,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return 0
 	}
+	exit, ok := errors.AsType[*exitError](err)
+	if ok && exit.err == nil {
+		return exit.code
+	}
 	fmt.Fprintln(stderr, "sandkeeper: "+err.Error())
+	if ok {
+		return exit.code
+	}
 	if isUsage(err) {
 		return 2
 	}

@@ -118,7 +118,9 @@ func serve(ctx context.Context, c *config, stdout io.Writer, log *slog.Logger) (
 	if err != nil {
 		return err
 	}
-	return s.run(ctx, listener, stdout)
+	base := "http://" + reachable(listener.Addr())
+	admin.serving(base)
+	return s.run(ctx, listener, base, stdout)
 }
 
 // server is what runs between the data and the network.
@@ -187,8 +189,9 @@ func newServer(ctx context.Context, c *config, in installation, store *db.Store,
 	return s, nil
 }
 
-// run serves until ctx ends or the listener fails, and stops then.
-func (s *server) run(ctx context.Context, l net.Listener, stdout io.Writer) error {
+// run serves until ctx ends or the listener fails, and stops then. base is
+// where the listener is reached.
+func (s *server) run(ctx context.Context, l net.Listener, base string, stdout io.Writer) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -198,7 +201,6 @@ func (s *server) run(ctx context.Context, l net.Listener, stdout io.Writer) erro
 	served := make(chan error, 1)
 	go func() { served <- s.http.Serve(l) }()
 
-	base := "http://" + reachable(l.Addr())
 	s.log.Info("serving", "url", base, "version", buildVersion())
 	fmt.Fprintf(stdout, "Sign in: %s/sign-in?code=%s\n", base, s.operators.NewCode())
 

@@ -1,7 +1,7 @@
 // Package need has the one rule for tests whose machine lacks something: a test
 // is skipped, naming what is missing, unless SANDKEEPER_TEST_REQUIRE (a list of
-// "docker", "local", "browser" and "python") has the thing. Then the test fails. What is
-// there and does not work is never missing: it fails the test in any case.
+// "docker", "local", "browser", "python" and "tmux") has the thing. Then the test
+// fails. What is
 package need
 
 import (

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"runtime/debug"
 	"syscall"
 
@@ -22,6 +23,7 @@ func Run() error {
 	debug.SetGCPercent(20)
 	unix.CloseOnExec(socketFD)
 	unix.Umask(0o022)
+	heed()
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("child subreaper: %w", err)
 	}
@@ -54,6 +56,14 @@ func Run() error {
 			buf = nil
 		}
 	}
+}
+
+// heed undoes it where whatever started the sandbox ignores signals, as nohup
+// has its program do: commands would inherit that. What is caught is back at its
+// default in them; these are the signals that the runtime does not catch by itself.
+func heed() {
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, unix.SIGHUP, unix.SIGINT, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU, unix.SIGCONT)
 }
 
 // receive reads one command and the files that came with it.
