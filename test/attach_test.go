@@ -90,10 +90,7 @@ func withBash(t *testing.T, on test.On, s *test.Server, a *test.Agent, task stri
 }
 
 func TestATerminalBehavesAsAPersonExpects(t *testing.T) {
-	test.Each(t, func(t *testing.T, on test.On) {
-		t.Parallel()
-		terminal(t, on)
-	})
+	test.Each(t, terminal)
 }
 
 func terminal(t *testing.T, on test.On) {
@@ -263,9 +260,10 @@ func runAttach(t *testing.T, cmd *exec.Cmd, stdin string) attached {
 	return attached{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
 }
 
-func TestAttachWithoutATerminal(t *testing.T) {
-	t.Parallel()
-	s := test.Start(t)
+func TestAttachWithoutATerminal(t *testing.T) { test.Each(t, piped) }
+
+func piped(t *testing.T, on test.On) {
+	s := on.Start(t)
 	agent := s.Agent(t, "pipes")
 	env := agent.Acquire(client.AcquireRequest{Task: "a/task", Name: "name"}).Env.ID
 	theirs := s.AgentBy(t, "alice", s.CLI(t, "token", "create", "--role", "agent", "--owner", "alice")).Acquire(client.AcquireRequest{Task: "hers"}).Env.ID
