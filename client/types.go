@@ -195,7 +195,9 @@ type RunResult struct {
 	Cwd        string
 	CwdLost    string // the shell's directory that was gone, so that it began in the workdir
 	OutputLost bool   // it ended long ago, its output is no longer kept
-	Left       int    // processes that it left running
+	FileOut    string // the sandbox's file that has stdout where the result does not hold all; "": there is none
+	FileErr    string
+	Left       int // processes that it left running
 	Notice     *Notice
 }
 
@@ -214,13 +216,17 @@ func (r *RunResult) UnmarshalJSON(b []byte) error {
 			Stdout int64 `json:"stdout"`
 			Stderr int64 `json:"stderr"`
 		} `json:"truncated"`
-		TimedOut   bool    `json:"timed_out"`
-		DurationMS int64   `json:"duration_ms"`
-		Cwd        string  `json:"cwd"`
-		CwdLost    string  `json:"cwd_lost"`
-		OutputLost bool    `json:"output_lost"`
-		Left       int     `json:"left"`
-		Notice     *Notice `json:"notice"`
+		TimedOut    bool   `json:"timed_out"`
+		DurationMS  int64  `json:"duration_ms"`
+		Cwd         string `json:"cwd"`
+		CwdLost     string `json:"cwd_lost"`
+		OutputLost  bool   `json:"output_lost"`
+		OutputFiles struct {
+			Stdout string `json:"stdout"`
+			Stderr string `json:"stderr"`
+		} `json:"output_files"`
+		Left   int     `json:"left"`
+		Notice *Notice `json:"notice"`
 	}
 	if err := json.Unmarshal(b, &w); err != nil {
 		return err
@@ -230,7 +236,8 @@ func (r *RunResult) UnmarshalJSON(b []byte) error {
 		Stdout: textOrBytes(w.Stdout, w.StdoutBase64), Stderr: textOrBytes(w.Stderr, w.StderrBase64),
 		OmittedOut: w.Truncated.Stdout, OmittedErr: w.Truncated.Stderr,
 		TimedOut: w.TimedOut, Duration: time.Duration(w.DurationMS) * time.Millisecond,
-		Cwd: w.Cwd, CwdLost: w.CwdLost, OutputLost: w.OutputLost, Left: w.Left, Notice: w.Notice,
+		Cwd: w.Cwd, CwdLost: w.CwdLost, OutputLost: w.OutputLost,
+		FileOut: w.OutputFiles.Stdout, FileErr: w.OutputFiles.Stderr, Left: w.Left, Notice: w.Notice,
 	}
 	return nil
 }

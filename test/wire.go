@@ -466,7 +466,8 @@ type Ran struct {
 	TimedOut   bool  `json:"timed_out"`
 	DurationMS int64 `json:"duration_ms"`
 	Cwd        string
-	OutputLost bool `json:"output_lost"`
+	OutputLost bool                            `json:"output_lost"`
+	Files      struct{ Stdout, Stderr string } `json:"output_files"`
 	Notice     *control.Notice
 }
 

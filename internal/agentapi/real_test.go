@@ -70,6 +70,8 @@ func (r *realServer) script() {
 			return &control.ExecEnd{ExitCode: 2, Stderr: []byte("ls: cannot access '/nowhere': No such file or directory\n")}
 		case strings.HasPrefix(command, "sleep "):
 			return nil
+		case strings.HasPrefix(command, "seq "):
+			return &control.ExecEnd{Stdout: []byte("1\n2\n3\n4\n5\n6\n7\n8\n9\n"), FileOut: "/var/tmp/sandkeeper-output/" + s.Exec + ".stdout"}
 		}
 		return &control.ExecEnd{}
 	})

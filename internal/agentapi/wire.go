@@ -92,8 +92,14 @@ type runResult struct {
 	Cwd          string          `json:"cwd"`
 	CwdLost      string          `json:"cwd_lost,omitempty"`    // the carried directory that was gone
 	OutputLost   bool            `json:"output_lost,omitempty"` // the output is no longer kept
+	OutputFiles  outputFiles     `json:"output_files,omitzero"` // of the sandbox, with more than the answer holds
 	Left         int             `json:"left,omitempty"`        // processes that it left running
 	Notice       *control.Notice `json:"notice,omitempty"`
+}
+
+type outputFiles struct {
+	Stdout string `json:"stdout,omitempty"`
+	Stderr string `json:"stderr,omitempty"`
 }
 
 type truncated struct {
@@ -104,18 +110,19 @@ type truncated struct {
 func runResultOf(r control.Ran) runResult {
 	end := r.End
 	res := runResult{
-		Exec:       r.Exec,
-		ExitCode:   end.ExitCode,
-		Signal:     end.Signal,
-		OOM:        end.OOM,
-		Truncated:  truncated{end.OmittedOut, end.OmittedErr},
-		TimedOut:   end.TimedOut,
-		DurationMS: end.Duration.Milliseconds(),
-		Cwd:        end.Cwd,
-		CwdLost:    end.CwdLost,
-		OutputLost: end.OutputLost,
-		Left:       end.Left,
-		Notice:     r.Notice,
+		Exec:        r.Exec,
+		ExitCode:    end.ExitCode,
+		Signal:      end.Signal,
+		OOM:         end.OOM,
+		Truncated:   truncated{end.OmittedOut, end.OmittedErr},
+		TimedOut:    end.TimedOut,
+		DurationMS:  end.Duration.Milliseconds(),
+		Cwd:         end.Cwd,
+		CwdLost:     end.CwdLost,
+		OutputLost:  end.OutputLost,
+		OutputFiles: outputFiles{end.FileOut, end.FileErr},
+		Left:        end.Left,
+		Notice:      r.Notice,
 	}
 	res.Stdout, res.StdoutBase64 = textOrBytes(end.Stdout)
 	res.Stderr, res.StderrBase64 = textOrBytes(end.Stderr)

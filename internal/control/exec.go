@@ -255,7 +255,10 @@ func (s *Session) begin(ctx context.Context, e *env, r *command) (x *exec, known
 		Variables: r.Variables, Stdin: []byte(r.Stdin), Timeout: r.timeout(),
 		TTY: r.tty, StdinOpen: r.stdinOpen, Background: r.background,
 	}
-	if r.streamed && r.TimeoutS == nil {
+	switch {
+	case !r.streamed:
+		x.start.Spill = max(r.outputLimit(), 1)
+	case r.TimeoutS == nil:
 		x.start.Timeout = 0
 	}
 	tx := t.begin()

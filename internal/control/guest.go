@@ -129,6 +129,7 @@ type ExecStart struct {
 	TTY        *TTY              // nil: pipes
 	Timeout    time.Duration     // 0: none; then TERM, 2 s, KILL to the whole tree
 	Background bool
+	Spill      int // a stream of more bytes is also written to a file of the sandbox, bounded; 0: none is
 }
 
 // ExecStarted tells of a command that runs, or ran.
@@ -147,7 +148,9 @@ type ExecEnd struct {
 	Stderr     []byte
 	OmittedOut int64 // bytes of stdout left out between head and tail
 	OmittedErr int64
-	OutputLost bool // the output is no longer kept
+	OutputLost bool   // the output is no longer kept
+	FileOut    string // the sandbox's file that has stdout, by ExecStart.Spill; "": there was none
+	FileErr    string
 	Duration   time.Duration
 	Cwd        string // the directory it ended in (Shell) or ran in
 	CwdLost    string // the carried directory that was gone, so that it started in the workdir; "" if none

@@ -152,7 +152,7 @@ func (r remote) Start(ctx context.Context, s control.ExecStart) (control.ExecSta
 	start := &wire.Start{
 		Exec: s.Exec, Run: s.Run, Shell: s.Shell, Argv: s.Argv, Cwd: s.Cwd, Workdir: s.Workdir,
 		Env: s.Env, Variables: s.Variables, Timeout: int64(s.Timeout), Background: s.Background,
-		StdinOpen: s.StdinOpen,
+		StdinOpen: s.StdinOpen, Spill: s.Spill,
 	}
 	if s.TTY != nil {
 		start.TTY = size(*s.TTY)
@@ -195,6 +195,7 @@ func execEnd(e *wire.End, data []byte, limit int) (control.ExecEnd, bool) {
 		OmittedOut: max(e.OmittedOut, 0), OmittedErr: max(e.OmittedErr, 0), OutputLost: e.OutputLost,
 		Duration: time.Duration(max(e.Duration, 0)),
 		Cwd:      text(e.Cwd, 4096), CwdLost: text(e.CwdLost, 4096), Left: max(e.Left, 0),
+		FileOut: text(e.FileOut, 4096), FileErr: text(e.FileErr, 4096),
 	}, true
 }
 

@@ -85,6 +85,7 @@ func (o *output) lost() bool {
 // stream keeps the bytes [0, len(head)) and [total-n, total) of what was written.
 type stream struct {
 	budget *budget
+	spill  *spill // nil: there is no file
 
 	mu    sync.Mutex // guards the fields below
 	lost  bool
@@ -112,6 +113,7 @@ type stream struct {
 // Write keeps what it can of p, and never fails. It waits where a follower would
 // lose bytes by it.
 func (s *stream) Write(p []byte) (int, error) {
+	s.spill.add(s, p)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := len(p)

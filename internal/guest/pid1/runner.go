@@ -39,6 +39,7 @@ type runner struct {
 	oom     oomCounter
 	keepers *keepers
 	budget  *budget
+	spills  *spills
 	shells  shellStates
 	now     func() time.Time
 	wg      sync.WaitGroup
@@ -50,7 +51,7 @@ type runner struct {
 }
 
 func newRunner(user *User, workdir string, env map[string]string, k *keepers) *runner {
-	return &runner{user: user, workdir: workdir, env: env, keepers: k, budget: newBudget(), now: time.Now, execs: make(map[string]*execution)}
+	return &runner{user: user, workdir: workdir, env: env, keepers: k, budget: newBudget(), spills: newSpills(user), now: time.Now, execs: make(map[string]*execution)}
 }
 
 // start starts a command, unless one of that name was started before.
@@ -99,6 +100,9 @@ func (r *runner) claim(s *wire.Start) (e *execution, existed bool, err error) {
 		run: r, output: newOutput(r.budget),
 		events: make(chan keeper.Reply, 4), eof: make(chan struct{}),
 		started: make(chan struct{}), ended: make(chan struct{}), gone: make(chan struct{}),
+	}
+	if s.Spill > 0 {
+		e.output.out.spill, e.output.err.spill = r.spills.of(s.Exec, s.Spill)
 	}
 	r.execs[s.Exec] = e
 	return e, false, nil
@@ -380,6 +384,7 @@ func (r *runner) wait(ctx context.Context, name string, limit int) (end *wire.En
 	errs, v.OmittedErr = e.output.err.join(limit)
 	v.Stdout, v.Stderr = len(out), len(errs)
 	v.OutputLost = e.output.lost()
+	v.FileOut, v.FileErr = e.output.out.spill.file(), e.output.err.spill.file()
 	return &v, out, errs, nil
 }
 
@@ -480,6 +485,7 @@ func done(c <-chan struct{}) bool {
 // retire keeps the record of an execution of which nothing is left to happen.
 func (r *runner) retire(e *execution) {
 	r.budget.end(e.output)
+	r.spills.end(e.output.out.spill, e.output.err.spill)
 	time.AfterFunc(outputKeptFor, func() { r.budget.drop(e.output) })
 	r.mu.Lock()
 	defer r.mu.Unlock()

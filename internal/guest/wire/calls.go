@@ -82,6 +82,7 @@ type Start struct {
 	Timeout    int64             `json:"timeout,omitempty"` // ns
 	Background bool              `json:"bg,omitempty"`
 	StdinOpen  bool              `json:"stdin,omitempty"` // more comes by attach
+	Spill      int               `json:"spill,omitempty"` // a stream of more bytes is written to a file too; 0: none is
 	TTY        *TTY              `json:"tty,omitempty"`
 }
 
@@ -155,6 +156,8 @@ type End struct {
 	OmittedOut int64  `json:"omit_out,omitempty"`
 	OmittedErr int64  `json:"omit_err,omitempty"`
 	OutputLost bool   `json:"lost,omitempty"`
+	FileOut    string `json:"file_out,omitempty"` // wait: the file that has stdout; "": there is none
+	FileErr    string `json:"file_err,omitempty"`
 	Duration   int64  `json:"took"` // ns
 	Cwd        string `json:"cwd,omitempty"`
 	CwdLost    string `json:"cwd_lost,omitempty"`
