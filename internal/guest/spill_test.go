@@ -9,10 +9,10 @@ import (
 )
 
 func TestOutputBeyondTheAnswerIsInFilesOfTheSandbox(t *testing.T) {
-	for _, o := range []options{{}, {user: "agent"}, {user: "agent", readonly: true}} {
+	for _, o := range []options{{}, {user: "agent", readonly: true}} {
 		t.Run(fmt.Sprintf("%+v", o), func(t *testing.T) {
 			s := start(t, "socket", o)
-			c := control.ExecStart{Exec: newName(), Spill: 1000, Shell: "seq 1 20000; seq 1 20000 >&2; echo -n ü"}
+			c := control.ExecStart{Exec: newName(), Spill: 1000, Shell: "seq 1 5000; seq 1 5000 >&2; echo -n ü"}
 			if _, err := s.Start(t.Context(), c); err != nil {
 				t.Fatal(err)
 			}
@@ -24,7 +24,7 @@ func TestOutputBeyondTheAnswerIsInFilesOfTheSandbox(t *testing.T) {
 				t.Fatalf("%d bytes, files %q and %q", len(end.Stdout), end.FileOut, end.FileErr)
 			}
 			var all strings.Builder
-			for i := range 20000 {
+			for i := range 5000 {
 				fmt.Fprintln(&all, i+1)
 			}
 			for path, want := range map[string]string{end.FileOut: all.String() + "ü", end.FileErr: all.String()} {
@@ -36,21 +36,11 @@ func TestOutputBeyondTheAnswerIsInFilesOfTheSandbox(t *testing.T) {
 					t.Errorf("cat %s gives %d bytes, %q", path, len(cat.Stdout), cat.Stderr)
 				}
 			}
-			for _, c := range []control.ExecStart{{Shell: "echo short", Spill: 1000}, {Shell: "seq 1 20000"}} {
+			for _, c := range []control.ExecStart{{Shell: "echo short", Spill: 1000}, {Shell: "seq 1 5000"}} {
 				if end := s.do(t, c); end.FileOut != "" || end.FileErr != "" {
 					t.Errorf("%s: files %q and %q", c.Shell, end.FileOut, end.FileErr)
 				}
 			}
 		})
-	}
-}
-
-// The files are an extra: a disk that takes no more does not end a command, nor hold it up.
-func TestAFullDiskKeepsOutputAndEnd(t *testing.T) {
-	s := start(t, "socket", options{})
-	s.sh(t, "dd if=/dev/zero of=/tmp/full bs=1M count=400 2>/dev/null")
-	end := s.do(t, control.ExecStart{Spill: 1000, Shell: "seq 1 2000000; exit 3"})
-	if end.ExitCode != 3 || !strings.HasSuffix(string(end.Stdout), "\n2000000\n") || end.FileOut != "" {
-		t.Errorf("exit %d, %d bytes, a file %q", end.ExitCode, len(end.Stdout), end.FileOut)
 	}
 }
