@@ -49,14 +49,15 @@ var alone = map[string]struct{ on, why string }{
 	"TestServerThatRestartsWithoutItsEngine": {
 		"docker", held,
 	},
-	"TestEngineStoppedAndStarted":       {"docker", "the local engine is part of the server: it does not stop alone"},
-	"TestContainerRemovedBehindOurBack": {"docker", oneFolder},
-	"TestStartedBehindOurBack":          {"docker", "nothing but a server starts a local sandbox"},
-	"TestReadmesFirstTurn":              {"local", "a newcomer without Docker plays it"},
-	"TestScreenshot":                    {"docker", "its picture has the name of an image"},
-	"TestPythonClient":                  {"local", "it tests a client, of which each run makes a wheel and an environment"},
-	"TestPythonClientIsTyped":           {"none", "it reads the client's source"},
-	"TestEveryTestRunsOnEachEngine":     {"none", "it reads the tests"},
+	"TestEngineStoppedAndStarted":              {"docker", "the local engine is part of the server: it does not stop alone"},
+	"TestContainerRemovedBehindOurBack":        {"docker", oneFolder},
+	"TestStartedBehindOurBack":                 {"docker", "nothing but a server starts a local sandbox"},
+	"TestServerWithoutRootsRightsSaysWhatToDo": {"local", "docker needs none of them"},
+	"TestReadmesFirstTurn":                     {"local", "a newcomer without Docker plays it"},
+	"TestScreenshot":                           {"docker", "its picture has the name of an image"},
+	"TestPythonClient":                         {"local", "it tests a client, of which each run makes a wheel and an environment"},
+	"TestPythonClientIsTyped":                  {"none", "it reads the client's source"},
+	"TestEveryTestRunsOnEachEngine":            {"none", "it reads the tests"},
 }
 
 // Engine returns the engine of that name.

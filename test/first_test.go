@@ -68,6 +68,26 @@ func sandboxesOutliveAKilledServer(t *testing.T, on test.On) {
 	engineHas(t, s, nil)
 }
 
+// Root without some of its rights gets a sentence, and no weaker sandboxes.
+func TestServerWithoutRootsRightsSaysWhatToDo(t *testing.T) {
+	test.Each(t, serverWithoutRootsRightsSaysWhatToDo)
+}
+
+func serverWithoutRootsRightsSaysWhatToDo(t *testing.T, on test.On) {
+	if os.Geteuid() != 0 {
+		t.Skip("root: only it has rights to drop")
+	}
+	for _, right := range []string{"chown", "sys_admin"} {
+		s := on.Prepare(t)
+		cmd := exec.CommandContext(t.Context(), "setpriv", "--bounding-set", "-"+right, test.Binary(t), "serve",
+			"--listen", "127.0.0.1:0", "--data-dir", s.DataDir, "--engine", "local", "--instance", s.Instance)
+		out, err := cmd.CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "cannot isolate sandboxes on this machine") || !strings.Contains(string(out), "or use --engine docker") {
+			t.Errorf("without %s: %v: %s", right, err, out)
+		}
+	}
+}
+
 func TestAnImageIsUnavailableOnLocal(t *testing.T) { test.Each(t, anImageIsUnavailableOnLocal) }
 
 func anImageIsUnavailableOnLocal(t *testing.T, on test.On) {

@@ -110,6 +110,9 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 	if found := e.can.groups; !opts.PruneOnly {
 		if err := e.try(ctx); err != nil {
 			e.Close()
+			// What a half built sandbox left in the groups may never go.
+			ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+			defer cancel()
 			return nil, errors.Join(err, found.removeAll(ctx))
 		}
 	}
@@ -173,7 +176,7 @@ func (e *Engine) remedy() string {
 		release = unix.ByteSliceToString(u.Release[:])
 	}
 	if e.can.root {
-		return fmt.Sprintf("it needs Linux 5.12 or later (this is %s) and the right to mount (CAP_SYS_ADMIN), which containers lack: run the server on the machine itself, or use --engine docker", release)
+		return fmt.Sprintf("it needs Linux 5.12 or later (this is %s) and all of root's rights, such as that to mount (CAP_SYS_ADMIN), which containers and some services lack: run the server on the machine itself, or use --engine docker", release)
 	}
 	return fmt.Sprintf("as an ordinary user it needs Linux 5.12 or later (this is %s) with user namespaces allowed (sysctl kernel.unprivileged_userns_clone=1, "+
 		"user.max_user_namespaces above 0, kernel.apparmor_restrict_unprivileged_userns=0): allow them, run the server as root, or use --engine docker", release)
