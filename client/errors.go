@@ -34,7 +34,7 @@ func (k Kind) Error() string { return string(k) }
 // Error is a failure that the server reports.
 type Error struct {
 	Method     string // the call that failed
-	Code       int    // JSON-RPC's, or the protocol's own
+	Code       int    // JSON-RPC's, or the protocol's own; HTTP's status of a transfer
 	Kind       Kind
 	Message    string        // for a person
 	Field      string        // with KindInvalidParams: the param that is wrong; "" where it is not one alone

@@ -116,3 +116,23 @@ func ExampleClient_WriteFile() {
 	}
 	fmt.Printf("%s", data)
 }
+
+// A project goes into the sandbox as a folder, and what was made of it comes back.
+func ExampleClient_UploadDir() {
+	ctx := context.Background()
+	c := dial(ctx)
+	defer c.Close()
+
+	env := client.ByTask("t-42")
+	if _, err := c.UploadDir(ctx, env, "project", os.DirFS("project")); err != nil {
+		log.Fatal(err)
+	}
+	out, err := os.Create("result.bin")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer out.Close()
+	if _, err := c.Download(ctx, env, "project/result.bin", out); err != nil {
+		log.Fatal(err)
+	}
+}

@@ -463,6 +463,9 @@ func (f *fakeFiles) begin(p *fakePlane, m control.Mover, env, what string, c con
 	if !ok && what == "get" {
 		return nil, &control.Error{Kind: control.KindNotFound, Message: c.Path + ": no such file or directory", Errno: "ENOENT"}
 	}
+	if what != "get" {
+		data = nil
+	}
 	f.open++
 	info := control.OpenFile{Tag: "tag", FileInfo: control.FileInfo{Name: "a name.txt", Type: "file", Size: int64(len(data)), Mode: 0o640, MTime: time.Now().Add(-time.Hour)}}
 	if c.Path == "dir" {

@@ -336,3 +336,96 @@ func TestAFullDiskIsToldAndLeavesTheOldFile(t *testing.T) {
 	}
 	s.await(t, "what was extracted stays, and no part", func() bool { return string(s.sh(t, "ls -A d").Stdout) == "small\n" })
 }
+
+// A folder of a project comes out as it went in, whoever the user is: modes,
+// symbolic links as they are, hard links as such.
+func TestAFolderGoesOutAndInAsATar(t *testing.T) {
+	users(t, func(t *testing.T, s *sandbox) {
+		s.sh(t, `mkdir -p p/src/deep p/closed p/empty; cd p; echo main > src/main.go; echo run > run; chmod 0750 run; ln run src/also
+			ln -s src/main.go link; ln -s /etc/passwd absolute; ln -s ../../.. src/up; ln -s nowhere dangling; mkfifo pipe
+			head -c 300000 /dev/zero > src/deep/big; echo in > closed/in; chmod 0555 closed; echo "$(printf 'odd\nname')" > "$(printf 'odd\nname')"`)
+		b, info, err := s.get(t, "p", 0, -1)
+		if err != nil || info.Type != "dir" {
+			t.Fatal(info, err)
+		}
+		done, err := s.put(t, control.FileCreate{Path: "new/q", Tar: true}, bytes.NewReader(b))
+		if err != nil || done.Entries != 15 {
+			t.Fatalf("%+v, %v", done, err)
+		}
+		describe := func(dir string) string {
+			return string(s.sh(t, "cd /workspace/"+dir+"; find . ! -name pipe -print0 | sort -z | xargs -0 stat -c '%A %h %N'; find . -type f -print0 | sort -z | xargs -0 cat | cksum").Stdout)
+		}
+		if got, want := describe("new/q"), describe("p"); got != want || !strings.Contains(got, "closed/in") {
+			t.Errorf("%s\nwant %s", got, want)
+		}
+		one, _, err := s.get(t, "p/run", 0, -1)
+		if h, herr := tar.NewReader(bytes.NewReader(one)).Next(); err != nil || herr != nil || h.Name != "run" || h.Mode != 0o750 {
+			t.Errorf("a file as a tar: %+v, %v, %v", h, err, herr)
+		}
+		if left := s.leftovers(t); left != "" {
+			t.Errorf("left: %s", left)
+		}
+	})
+}
+
+func TestAHostileTarIsRefusedByTheNameOfItsEntry(t *testing.T) {
+	s := start(t, "socket", options{})
+	for name, h := range map[string]*tar.Header{
+		"..":       {Name: "../../etc/evil", Typeflag: tar.TypeReg},
+		"absolute": {Name: "/etc/evil", Typeflag: tar.TypeReg},
+		"a link":   {Name: "out/evil", Typeflag: tar.TypeReg},
+		"hard":     {Name: "evil", Typeflag: tar.TypeLink, Linkname: "out/passwd"},
+		"device":   {Name: "evil", Typeflag: tar.TypeBlock},
+		"pipe":     {Name: "evil", Typeflag: tar.TypeFifo},
+		"long":     {Name: strings.Repeat("evil", 80), Typeflag: tar.TypeReg},
+	} {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		w.WriteHeader(&tar.Header{Name: "out", Typeflag: tar.TypeSymlink, Linkname: "/etc"})
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		_, err := s.put(t, control.FileCreate{Path: "d", Tar: true}, &b)
+		if err == nil || !strings.Contains(err.Error(), h.Name) || !strings.Contains(err.Error(), "; 1 entries were extracted before") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if got := string(s.sh(t, "ls -A d; ls /etc | sort; find /workspace /etc /tmp -name '*evil*'").Stdout); got != "out\ngroup\npasswd\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+// What cannot be read is not left out in silence.
+func TestAFolderThatCannotBeReadWholeFails(t *testing.T) {
+	s := start(t, "socket", options{user: "agent"})
+	s.sh(t, "mkdir -p d/e; echo x > d/mine; chmod 0 d/mine")
+	_, _, err := s.get(t, "d", 0, -1)
+	if e, ok := errors.AsType[*control.FileError](err); !ok || e.Errno != "EACCES" || !strings.Contains(e.Message, `entry "mine"`) {
+		t.Errorf("%v", err)
+	}
+}
+
+// A tar that is cut off is told, and what was extracted stays.
+func TestATarThatIsCutOffFails(t *testing.T) {
+	s := start(t, "socket", options{})
+	s.sh(t, "mkdir d; echo a > d/a; echo b > d/b")
+	b, _, err := s.get(t, "d", 0, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.put(t, control.FileCreate{Path: "e", Tar: true}, bytes.NewReader(b[:2*512+100]))
+	if err == nil || !strings.Contains(err.Error(), "cut off") {
+		t.Errorf("%v", err)
+	}
+	_, err = s.put(t, control.FileCreate{Path: "e", Tar: true}, bytes.NewReader(b[:3*512]))
+	if err == nil || !strings.Contains(err.Error(), "cut off; 2 entries") {
+		t.Errorf("between two: %v", err)
+	}
+	if _, err := s.put(t, control.FileCreate{Path: "e", Tar: true}, strings.NewReader(strings.Repeat("no tar", 200))); err == nil || !strings.Contains(err.Error(), "no tar archive") {
+		t.Errorf("what is no tar: %v", err)
+	}
+	if got := string(s.sh(t, "ls -A e").Stdout); got != "a\n" {
+		t.Errorf("%q", got)
+	}
+}
