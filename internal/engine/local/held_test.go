@@ -81,12 +81,12 @@ func TestASandboxThatWasHeldIsAsOneThatWasNot(t *testing.T) {
 	}
 	for what, line := range map[string]string{
 		"mounts":  `sed 's/^.* \(\/[^ ]*\) \([^ ]*\) \(.*\)- /\1 \2 /; s/ino=[0-9]*//' /proc/self/mountinfo | sed 's/masks[^:,]*//g' | sort`,
-		"rights":  "grep -hE '^(Uid|Gid|Groups|Cap.*|NoNewPrivs|Seccomp|Seccomp_filters):' /proc/[0-9]*/status | sort -u",
+		"rights":  "grep -hE '^(Uid|Gid|Groups|Cap.*|NoNewPrivs|Seccomp|Seccomp_filters):' /proc/1/status /proc/self/status | sort -u",
 		"files":   "stat -c '%A %u %g %n' / /* /.sandkeeper/* /dev/* /workspace /root /etc/passwd; ls -A /workspace /root /tmp /run /dev/shm /var/tmp",
 		"sizes":   "df -B1 /tmp /dev/shm /run | awk '{print $2, $6}'",
 		"memory":  "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null || true",
 		"groups":  "cat /proc/self/cgroup /proc/1/cgroup",
-		"process": "cat /proc/[0-9]*/comm | sort; umask; ulimit -a; env | sort; readlink /proc/1/cwd /proc/1/root",
+		"process": "tr '\\0' ' ' < /proc/1/cmdline; umask; ulimit -a; env | sort; readlink /proc/1/cwd /proc/1/root",
 		"open":    "for f in /proc/1/fd/*; do readlink $f; done | sed 's/[0-9]*//g' | sort -u",
 	} {
 		one, two := l.agent(t, spec.Name).sh(line), l.agent(t, other.Name).sh(line)
