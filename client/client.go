@@ -425,7 +425,11 @@ func (c *Client) doOn(ctx context.Context, method string, repeat bool, params, r
 		return nil
 	case <-ctx.Done():
 		c.mu.Lock()
-		delete(c.calls, id)
+		if accept != nil && w.sent {
+			w.repeat = false // its answer opens something all the same
+		} else {
+			delete(c.calls, id)
+		}
 		c.mu.Unlock()
 		return context.Cause(ctx)
 	}

@@ -29,6 +29,7 @@ func (c *Client) Start(ctx context.Context, r Ref, s StartRequest) (*Process, er
 		StartRequest
 	}{r, s}, &got)
 	if err != nil {
+		p.Close() // it may have been opened for nobody
 		return nil, err
 	}
 	p.PID, p.Notice = got.PID, got.Notice
@@ -42,6 +43,7 @@ func (c *Client) Attach(ctx context.Context, exec string, from Offsets) (*Proces
 	p := newProcess(c, defaultWindow)
 	p.Exec, p.had = exec, from
 	if err := c.join(ctx, p, "exec.attach", p.attachParams(), nil); err != nil {
+		p.Close() // it may have been opened for nobody
 		return nil, err
 	}
 	return p, nil
@@ -56,9 +58,7 @@ func (c *Client) join(ctx context.Context, p *Process, method string, params, re
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if !p.opened(l, &got) {
-			return ErrClosed
-		}
+		p.opened(l, &got)
 		c.channels[got.Channel] = p
 		return nil
 	})
@@ -112,13 +112,16 @@ type Process struct {
 	had     Offsets // bytes that came, or are known to be lost
 	unread  int64   // bytes that came and were not read
 	owed    int64   // bytes read that the server was not granted again
+	asked   int64   // the window that the last call for a channel asked for
 	exit    *Exit
 	err     error // it failed, and no more comes
 	closed  bool  // nobody reads
 
 	credit  int64  // bytes of stdin that may be sent
 	sent    int64  // bytes of stdin on their way, from the first
-	taken   int64  // of those, bytes that the sandbox has
+	joined  bool   // a channel was opened before
+	before  int64  // bytes of stdin that the sandbox had then: others'
+	taken   int64  // of ours, bytes that the sandbox has
 	pending []byte // bytes of stdin from taken on
 	closing bool   // stdin ends behind pending
 	ended   bool   // that was sent on this channel
@@ -138,7 +141,7 @@ type part struct {
 }
 
 func newProcess(c *Client, window int64) *Process {
-	p := &Process{c: c, window: window}
+	p := &Process{c: c, window: window, asked: window}
 	p.changed.L = &p.mu
 	p.stdout.p, p.stderr.p = p, p
 	return p
@@ -265,35 +268,40 @@ func (p *Process) read(n int64) {
 func (p *Process) attachParams() any {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	// Room for what the reader has not read is not given twice.
+	p.asked = max(p.window-p.unread, 4<<10)
 	return struct {
 		Exec   string  `json:"exec"`
 		From   Offsets `json:"from"`
 		Window int64   `json:"window"`
-	}{p.Exec, p.had, p.grant()}
+	}{p.Exec, p.had, p.asked}
 }
 
-// grant is the credit that a channel opened now begins with: room for what the
-// reader has not read is not given twice. p.mu is held.
-func (p *Process) grant() int64 { return max(p.window-p.unread, 4<<10) }
-
 // opened takes a channel that was opened on l; the line's reader calls it,
-// ahead of the channel's first frame. It reports whether the process wants it.
-func (p *Process) opened(l *line, o *opened) bool {
+// ahead of the channel's first frame. Where the process no longer wants it, what
+// comes is granted again at once: a command must not wait for nobody.
+func (p *Process) opened(l *line, o *opened) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.Exec = o.Exec
 	p.line, p.channel = l, o.Channel
-	p.owed, p.credit = 0, p.grant()
+	p.credit = p.asked
+	p.owed = p.window - p.unread - p.asked // what was read since that was asked for
 	p.gap(&p.stdout, o.Skipped.Stdout)
 	p.gap(&p.stderr, o.Skipped.Stderr)
 	p.had.Stdout += o.Skipped.Stdout
 	p.had.Stderr += o.Skipped.Stderr
 	if o.StdinTaken != nil {
-		p.took(*o.StdinTaken - p.taken)
+		if !p.joined {
+			p.before = *o.StdinTaken
+		}
+		p.took(*o.StdinTaken - p.before - p.taken)
 	}
+	p.joined = true
 	p.sent, p.ended = p.taken, false // the rest is sent again
+	p.closed = p.closed || p.err != nil
+	p.read(0)
 	p.changed.Broadcast()
-	return p.err == nil
 }
 
 func (p *Process) gap(s *pipe, n int64) {

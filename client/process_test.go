@@ -219,3 +219,92 @@ func TestAnExecThatIsGoneFailsBehindWhatCame(t *testing.T) {
 		t.Errorf("wait: %v", err)
 	}
 }
+
+func TestInputThatWasThereBeforeAnAttachIsNotItsOwn(t *testing.T) {
+	s := play(t)
+	c := s.dial()
+	got := make(chan *Process, 1)
+	go func() {
+		p, err := c.Attach(context.Background(), "x1", Offsets{})
+		if err != nil {
+			t.Error(err)
+		}
+		got <- p
+	}()
+	conn := <-s.conns
+	conn.answer(conn.next(), `{"exec":"x1","channel":7,"state":"running","skipped":{"stdout":0,"stderr":0},"stdin_taken":100}`)
+	p := <-got
+	if _, err := io.WriteString(p.Stdin(), "hello"); err != nil {
+		t.Fatal(err)
+	}
+	if _, stream, data := conn.nextFrame(); stream != 0 || string(data) != "hello" {
+		t.Fatalf("stream %d: %q", stream, data)
+	}
+	conn.drop()
+	conn = <-s.conns
+	conn.answer(conn.next(), `{"exec":"x1","channel":8,"state":"running","skipped":{"stdout":0,"stderr":0},"stdin_taken":102}`)
+	if channel, stream, data := conn.nextFrame(); channel != 8 || stream != 0 || string(data) != "llo" {
+		t.Errorf("sent again on channel %d, stream %d: %q, want what the sandbox does not have", channel, stream, data)
+	}
+	conn.exit(8, `"exit_code":0`)
+	if _, err := p.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWhatIsReadWhileTheStreamsAreJoinedAnewIsGranted(t *testing.T) {
+	s := play(t)
+	p, conn := s.begin(s.dial(), StartRequest{Command: "x", Window: 4 << 10})
+	full := strings.Repeat("x", 4<<10)
+	conn.stream(7, 1, full)
+	if _, err := io.ReadFull(p.Stdout(), make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	conn.drop()
+	conn = <-s.conns
+	q := conn.next()
+	asked := int64(q.Params["window"].(float64))
+	if _, err := io.ReadFull(p.Stdout(), make([]byte, len(full)-1)); err != nil { // while the call is on its way
+		t.Fatal(err)
+	}
+	conn.answer(q, `{"exec":"x1","channel":8,"state":"running","skipped":{"stdout":0,"stderr":0},"stdin_taken":0}`)
+	conn.stream(8, 1, strings.Repeat("y", int(asked)))
+	if _, err := io.ReadFull(p.Stdout(), make([]byte, asked)); err != nil {
+		t.Fatal(err)
+	}
+	// The command goes on: a window is granted again, and no more than one.
+	var granted int64
+	for granted < 4<<10 {
+		_, stream, data := conn.nextFrame()
+		if stream != 3 {
+			t.Fatalf("stream %d", stream)
+		}
+		granted += int64(binary.BigEndian.Uint32(data))
+	}
+	if granted > 4<<10 {
+		t.Errorf("%d bytes are granted", granted)
+	}
+	conn.exit(8, `"exit_code":0`)
+}
+
+func TestAChannelThatWasOpenedForNobodyIsReadOn(t *testing.T) {
+	s := play(t)
+	c := s.dial()
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	go func() {
+		_, err := c.Start(ctx, ByTask("t"), StartRequest{Command: "x", Window: 4 << 10})
+		failed <- err
+	}()
+	conn := <-s.conns
+	q := conn.next()
+	cancel()
+	if err := <-failed; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	conn.answer(q, `{"exec":"x1","channel":7,"pid":42}`)
+	conn.stream(7, 1, strings.Repeat("x", 4<<10))
+	if channel, stream, data := conn.nextFrame(); channel != 7 || stream != 3 || binary.BigEndian.Uint32(data) != 4<<10 {
+		t.Errorf("channel %d, stream %d: %x", channel, stream, data)
+	}
+}
