@@ -8,7 +8,9 @@ import (
 	"sandkeeper/test"
 )
 
-func TestTheWholeOutputOfACommandCanBeFetched(t *testing.T) { test.Each(t, theWholeOutputOfACommandCanBeFetched) }
+func TestTheWholeOutputOfACommandCanBeFetched(t *testing.T) {
+	test.Each(t, theWholeOutputOfACommandCanBeFetched)
+}
 
 func theWholeOutputOfACommandCanBeFetched(t *testing.T, on test.On) {
 	s := on.Start(t)
