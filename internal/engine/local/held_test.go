@@ -72,7 +72,7 @@ func TestANewSandboxIsTheOneThatWasHeld(t *testing.T) {
 // What can be seen from inside, and what bounds it, does not tell one from the other.
 func TestASandboxThatWasHeldIsAsOneThatWasNot(t *testing.T) {
 	l := newLab(t)
-	spec, other := l.spec("e1"), l.spec("e2")
+	spec, other := l.spec("xenv-one"), l.spec("xenv-two")
 	l.startHeld(t, spec)
 	l.emptyStock()
 	l.start(t, other)
@@ -90,11 +90,11 @@ func TestASandboxThatWasHeldIsAsOneThatWasNot(t *testing.T) {
 		"open":    "for f in /proc/1/fd/*; do readlink $f; done | sed 's/[0-9]*//g' | sort -u",
 	} {
 		one, two := l.agent(t, spec.Name).sh(line), l.agent(t, other.Name).sh(line)
-		if normal := strings.NewReplacer(other.Name, spec.Name, "e2", "e1"); one != normal.Replace(two) || one == "" && what != "memory" {
+		if normal := strings.NewReplacer(other.Name, spec.Name, "xenv-two", "xenv-one"); one != normal.Replace(two) || one == "" && what != "memory" {
 			t.Errorf("%s: held\n%s\nnot\n%s", what, one, two)
 		}
 	}
-	for env, name := range map[string]string{"e1": spec.Name, "e2": other.Name} {
+	for env, name := range map[string]string{"xenv-one": spec.Name, "xenv-two": other.Name} {
 		if got := l.agent(t, name).sh("hostname"); got != env {
 			t.Errorf("the host name of %s is %q", env, got)
 		}
