@@ -253,7 +253,7 @@ func (s *Session) begin(ctx context.Context, e *env, r *command) (x *exec, known
 	x.start = ExecStart{
 		Exec: name, Shell: r.Command, Argv: r.Argv, Cwd: r.Cwd,
 		Variables: r.Variables, Stdin: []byte(r.Stdin), Timeout: r.timeout(),
-		TTY: r.tty, StdinOpen: r.stdinOpen, Background: r.background,
+		TTY: r.tty, StdinOpen: r.stdinOpen, Background: r.background, Join: r.streamed,
 	}
 	switch {
 	case !r.streamed:

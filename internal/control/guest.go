@@ -127,6 +127,7 @@ type ExecStart struct {
 	Stdin      []byte            // what it reads first
 	StdinOpen  bool              // more comes by Attach or CloseStdin; else end of file follows Stdin
 	TTY        *TTY              // nil: pipes
+	Join       bool              // an Attach follows at once: until then, or half a minute, no byte is lost
 	Timeout    time.Duration     // 0: none; then TERM, 2 s, KILL to the whole tree
 	Background bool
 	Spill      int // a stream of more bytes is also written to a file of the sandbox, bounded; 0: none is

@@ -318,3 +318,21 @@ func TestAttachErrors(t *testing.T) {
 		t.Errorf("resize without a terminal: %v", err)
 	}
 }
+
+// What a command writes before somebody who is on the way has joined is not lost, however much.
+func TestACommandThatIsToBeJoinedWaitsForIt(t *testing.T) {
+	overEach(t, func(t *testing.T, over string) {
+		s := start(t, over, options{})
+		const lines = 1_000_000 // far more than is kept
+		s.begin(t, control.ExecStart{Exec: "x", Shell: fmt.Sprintf("seq %d", lines), Join: true})
+		s.sh(t, "sleep 0.5") // it has the time to write all of it
+		j := s.join(t, control.GuestAttach{Exec: "x"})
+		if skipped := j.Skipped(); skipped.Stdout != 0 {
+			t.Errorf("%d bytes are lost", skipped.Stdout)
+		}
+		out, _, end := all(t, j)
+		if !bytes.HasPrefix(out, []byte("1\n2\n")) || !bytes.HasSuffix(out, fmt.Appendf(nil, "\n%d\n", lines)) || len(out) != 6_888_896 || end.ExitCode != 0 {
+			t.Errorf("%d bytes, ended %d", len(out), end.ExitCode)
+		}
+	})
+}

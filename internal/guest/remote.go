@@ -152,7 +152,7 @@ func (r remote) Start(ctx context.Context, s control.ExecStart) (control.ExecSta
 	start := &wire.Start{
 		Exec: s.Exec, Run: s.Run, Shell: s.Shell, Argv: s.Argv, Cwd: s.Cwd, Workdir: s.Workdir,
 		Env: s.Env, Variables: s.Variables, Timeout: int64(s.Timeout), Background: s.Background,
-		StdinOpen: s.StdinOpen, Spill: s.Spill,
+		StdinOpen: s.StdinOpen, Join: s.Join, Spill: s.Spill,
 	}
 	if s.TTY != nil {
 		start.TTY = size(*s.TTY)

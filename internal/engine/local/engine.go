@@ -134,6 +134,9 @@ func (e *Engine) path(names ...string) string {
 // ErrNoIsolation is New's where this machine has no namespaces for sandboxes to be in.
 var ErrNoIsolation = errors.New("the engine \"local\" cannot isolate sandboxes on this machine, and runs none without")
 
+// probeAgain is how often a probe that failed is made again.
+const probeAgain = 2
+
 // try finds what this machine can do, the strongest first.
 func (e *Engine) try(ctx context.Context) error {
 	if err := e.bin.install(e.opts.Binary); err != nil {
@@ -148,7 +151,15 @@ func (e *Engine) try(ctx context.Context) error {
 			}
 			for _, network := range []bool{true, false} {
 				e.can.groups, e.can.writable, e.can.network = g, writable, network
+				// What is decided here stays, so that it is not for one failure of a busy machine.
 				err := e.probe(ctx)
+				for range probeAgain {
+					if err == nil || ctx.Err() != nil {
+						break
+					}
+					e.log.Debug("probe", "writable_root", writable, "network_none", network, "limits", g.enforces(), "err", err)
+					err = e.probe(ctx)
+				}
 				if err == nil {
 					if first != nil {
 						e.log.Warn("this machine cannot do all that sandboxes are to have", "writable_root", writable, "network_none", network, "limits", g.enforces(), "err", first)

@@ -37,6 +37,28 @@ type joint struct {
 	attached wire.Attached
 }
 
+// joinPatience is how long a command that somebody is to join may wait for them
+// with what it wrote: the first bytes of a fast one would be gone else.
+const joinPatience = 30 * time.Second
+
+// expectJoin has the output followed by nobody, until unexpect.
+func (e *execution) expectJoin() {
+	for _, s := range []*stream{&e.output.out, &e.output.err} {
+		c, _, _ := s.follow(0, make(chan struct{}, 1)) // nothing was written yet
+		e.expected = append(e.expected, c)
+	}
+	time.AfterFunc(joinPatience, e.unexpect)
+}
+
+// unexpect is called once somebody has joined, or will not.
+func (e *execution) unexpect() {
+	e.joined.Do(func() {
+		for _, c := range e.expected {
+			c.leave()
+		}
+	})
+}
+
 // join joins the streams of an execution, once it is known whether it started.
 func (r *runner) join(ctx context.Context, req *wire.Request) (*joint, error) {
 	e, err := r.find(req.Exec)
@@ -61,6 +83,7 @@ func (r *runner) join(ctx context.Context, req *wire.Request) (*joint, error) {
 		j.out.leave()
 		return nil, err
 	}
+	e.unexpect()
 	if e.input != nil {
 		if req.Input {
 			j.giver, a.StdinTaken = e.input.join()

@@ -39,6 +39,9 @@ type execution struct {
 
 	run    *runner
 	output *output
+
+	expected []*cursor // of who is to join at once: they read nothing
+	joined   sync.Once
 	input  *input // nil: all of it was given at the start
 	events chan keeper.Reply
 	open   atomic.Int32  // streams that have not ended

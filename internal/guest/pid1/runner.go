@@ -104,6 +104,9 @@ func (r *runner) claim(s *wire.Start) (e *execution, existed bool, err error) {
 	if s.Spill > 0 {
 		e.output.out.spill, e.output.err.spill = r.spills.of(s.Exec, s.Spill)
 	}
+	if s.Join {
+		e.expectJoin()
+	}
 	r.execs[s.Exec] = e
 	return e, false, nil
 }

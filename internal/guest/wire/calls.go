@@ -82,6 +82,7 @@ type Start struct {
 	Timeout    int64             `json:"timeout,omitempty"` // ns
 	Background bool              `json:"bg,omitempty"`
 	StdinOpen  bool              `json:"stdin,omitempty"` // more comes by attach
+	Join       bool              `json:"join,omitempty"`  // somebody attaches at once: what they would miss is waited with
 	Spill      int               `json:"spill,omitempty"` // a stream of more bytes is written to a file too; 0: none is
 	TTY        *TTY              `json:"tty,omitempty"`
 }
