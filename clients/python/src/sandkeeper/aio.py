@@ -223,9 +223,15 @@ class AsyncClient:
         self._notes.stop()
         own = asyncio.current_task()  # a callback may be what closes
         tasks = [task for task in self._tasks if task is not own]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # A task that has just got what it waited for may lose a cancellation (asyncio.wait_for).
+        while tasks:
+            for task in tasks:
+                task.cancel()
+            _, left = await asyncio.wait(tasks, timeout=0.1)
+            tasks = list(left)
+        if self._line is not None:  # a task has connected in between
+            self._line.cut()
+            self._line = None
 
     async def call(self, method: str, params: Mapping[str, object] | None = None, *, repeat: bool = False) -> Any:
         """Makes any request of the protocol. `repeat` says that it may be asked twice, after a loss of the connection."""
