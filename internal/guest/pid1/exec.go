@@ -42,10 +42,10 @@ type execution struct {
 
 	expected []*cursor // of who is to join at once: they read nothing
 	joined   sync.Once
-	input  *input // nil: all of it was given at the start
-	events chan keeper.Reply
-	open   atomic.Int32  // streams that have not ended
-	eof    chan struct{} // closed once none is open
+	input    *input // nil: all of it was given at the start
+	events   chan keeper.Reply
+	open     atomic.Int32  // streams that have not ended
+	eof      chan struct{} // closed once none is open
 
 	started chan struct{} // closed once pid is known, or the start has failed
 	pid     int
