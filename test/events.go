@@ -68,6 +68,9 @@ func (e *Events) read(ctx context.Context, url, token string) error {
 		return err
 	}
 	defer res.Body.Close()
+	if res.StatusCode == http.StatusServiceUnavailable {
+		return nil // it goes down already; who waits for an event waits in vain
+	}
 	if res.StatusCode != http.StatusOK {
 		return fmt.Errorf("status %s", res.Status)
 	}
